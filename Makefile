@@ -1,0 +1,65 @@
+# make serve   a server on 127.0.0.1:30000     make serve MODEL=DIR HYBRID=S1 ARGS="--hybrid-grid 64"
+# make test    ruff, mypy and every test       make test TESTS=tests/engine PYTEST="-x -k chat"
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+HYBRID ?= S1
+HOST   ?= 127.0.0.1
+PORT   ?= 30000
+DEMO   := .demo-model
+MODEL  ?= $(DEMO)
+ARGS   ?=
+TESTS  ?= tests
+PYTEST ?=
+
+# An environment is good for one pyproject.toml in one checkout: an editable install points at its folder.
+STAMP := $(VENV)/.sglang-hybrid-$(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-16)
+BIN   := $(VENV)/bin
+
+.PHONY: help venv serve test lint types tests clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '1,2s/^# //p' Makefile
+
+venv: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar off --editable '.[test]'
+	@rm -f $(VENV)/.sglang-hybrid-*
+	@touch $@
+
+$(DEMO)/config.json: | $(STAMP)
+	$(BIN)/sglang-hybrid demo-model $(DEMO)
+
+serve: $(STAMP) $(if $(filter $(DEMO),$(MODEL)),$(DEMO)/config.json)
+	@printf '%s\n' '' \
+	  'Starting $(MODEL) $(if $(HYBRID),under --hybrid-mem $(HYBRID),without the plugin) on http://$(HOST):$(PORT).' \
+	  'When the log says "ready to roll", try twice in another terminal:' '' \
+	  "  curl -s http://$(HOST):$(PORT)/v1/chat/completions -H 'Content-Type: application/json' -d '{" \
+	  '    "model": "default", "max_tokens": 16, "temperature": 0,' \
+	  "    \"messages\": [{\"role\": \"user\", \"content\": \"'\"\$$(seq -s ' ' 400)\"'\"}]}'" '' \
+	  'The second answer is the same and reports usage.prompt_tokens_details.cached_tokens > 0.' \
+	  '  curl -s http://$(HOST):$(PORT)/server_info    settings and state of the memory' \
+	  '  curl -s http://$(HOST):$(PORT)/flush_cache    forget everything that is cached' ''
+	exec $(BIN)/python -m sglang.launch_server --model-path $(MODEL) --host $(HOST) --port $(PORT) \
+	  --enable-cache-report $(if $(HYBRID),--hybrid-mem $(HYBRID)) $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+tests: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST) $(TESTS)
+
+# One after another even under make -j: the engines want both cores.
+test: $(STAMP)
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory types
+	$(MAKE) --no-print-directory tests
+
+clean:
+	rm -rf $(DEMO) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Commands of the console script ``sglang-hybrid``, one file each."""

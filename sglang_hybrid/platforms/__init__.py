@@ -1,0 +1,1 @@
+"""Platforms that SGLang lacks: an ordinary CPU with torch alone."""

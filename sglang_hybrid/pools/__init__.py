@@ -1,0 +1,1 @@
+"""Pages, slabs and organizations: bookkeeping over ints; only ``arena`` and ``views`` know tensors."""
