@@ -1,0 +1,138 @@
+"""Bytes of a hybrid model's state, per layer and rank (PAPER.md, Geometry; DESIGN.md, Page format).
+
+Pure arithmetic over ints.  `ModelGeometry` says what one token and one checkpoint of a model
+weigh; `PageGeometry` says how a page size cuts a checkpoint into member pages and a conv line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_GRID = 512
+"""Tokens between two boundaries; inherited by the source, not tuned (PAPER.md, Geometry)."""
+
+
+class GeometryError(ValueError):
+    """A model, grid or budget that cannot be laid out; the message names a legal choice."""
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Smallest integer >= numerator / denominator (denominator > 0)."""
+    return -(-numerator // denominator)
+
+
+@dataclass(frozen=True)
+class ModelGeometry:
+    """State of one tensor-parallel rank, in bytes.
+
+    `kv_row_bytes`: K and V of one token in one attention layer.  A recurrent layer keeps
+    `ssm_rows` rows of `ssm_row_bytes` (a row is one (head, dim) pair; zero rows for conv-only
+    families) and `conv_bytes` of convolution window.
+    """
+
+    attention_layers: tuple[int, ...]
+    recurrent_layers: tuple[int, ...]
+    kv_row_bytes: int
+    ssm_rows: int
+    ssm_row_bytes: int
+    conv_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.attention_layers or not self.recurrent_layers:
+            raise GeometryError(
+                f"a hybrid model needs attention and recurrent layers, this one has "
+                f"{len(self.attention_layers)} and {len(self.recurrent_layers)}"
+            )
+        if self.kv_row_bytes < 1:
+            raise GeometryError(f"a KV row of {self.kv_row_bytes} bytes cannot be stored")
+        if self.conv_bytes == 0 and self.ssm_rows == 0:
+            raise GeometryError("the recurrent layers of this model keep no state")
+
+    @property
+    def arenas(self) -> int:
+        """One arena an attention layer."""
+        return len(self.attention_layers)
+
+    @property
+    def stripes(self) -> int:
+        """Recurrent layers an arena holds; arena i has recurrent layers i, i + arenas, ..."""
+        return ceil_div(len(self.recurrent_layers), self.arenas)
+
+    @property
+    def ssm_bytes(self) -> int:
+        """SSM state of one recurrent layer."""
+        return self.ssm_rows * self.ssm_row_bytes
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """SSM and conv state of all stripes of one arena: the paper's C."""
+        return self.stripes * (self.ssm_bytes + self.conv_bytes)
+
+    @property
+    def conv_line_bytes(self) -> int:
+        """Conv windows of all stripes of one arena, end to end."""
+        return self.stripes * self.conv_bytes
+
+    def place(self, recurrent_index: int) -> tuple[int, int]:
+        """(arena, stripe) of the recurrent layer at this index of `recurrent_layers`."""
+        return recurrent_index % self.arenas, recurrent_index // self.arenas
+
+
+@dataclass(frozen=True)
+class PageGeometry:
+    """How pages of `page_bytes` hold a checkpoint's SSM rows, stripes end to end."""
+
+    model: ModelGeometry
+    page_bytes: int
+
+    @property
+    def rows_per_page(self) -> int:
+        """Whole SSM rows in a page; 0 when the model keeps no SSM state.
+
+        When a head's bytes divide the page, whole heads fall on a page by themselves.
+        """
+        return self.page_bytes // self.model.ssm_row_bytes if self.model.ssm_bytes else 0
+
+    @property
+    def members(self) -> int:
+        """SSM member pages of a checkpoint: rounding is paid once an arena, not once a layer."""
+        rows = self.model.stripes * self.model.ssm_rows
+        if rows == 0:
+            return 0
+        if self.rows_per_page == 0:
+            raise GeometryError(
+                f"a page of {self.page_bytes} bytes does not hold one SSM row of "
+                f"{self.model.ssm_row_bytes}: use a larger --hybrid-grid"
+            )
+        return ceil_div(rows, self.rows_per_page)
+
+
+def block_bytes(model: ModelGeometry, grid: int) -> int:
+    """One attention block: the KV of one grid step in one attention layer, the paper's A."""
+    return grid * model.kv_row_bytes
+
+
+def conv_slot_bytes(model: ModelGeometry, *, tight: bool = False) -> int:
+    """Bytes of a packed conv slot: the next power of two that holds a line, or whole KiB when tight.
+
+    Lines below 1 KiB, as small test models have, are rounded to a multiple of 64 bytes instead.
+    """
+    line = max(model.conv_line_bytes, 1)
+    if not tight:
+        return 1 << (line - 1).bit_length()
+    quantum = 1024 if line > 1024 else 64
+    return ceil_div(line, quantum) * quantum
+
+
+def packs_conv(slot_bytes: int, page_bytes: int) -> bool:
+    """Packing pays only when a slot is at most a quarter of a page (DESIGN.md, Page format)."""
+    return 4 * slot_bytes <= page_bytes
+
+
+def native_grid(model: ModelGeometry, unit_tokens: int, chunk: int) -> int:
+    """D0's grid: tokens of KV that weigh at least a checkpoint, on whole units and scan chunks.
+
+    Falcon-H1-7B: 1,594,368 B at 1 KiB a token is 1557 tokens, on the chunk of 256: 1792.
+    """
+    tokens = ceil_div(ceil_div(model.checkpoint_bytes, model.kv_row_bytes), unit_tokens) * unit_tokens
+    return ceil_div(tokens, chunk) * chunk

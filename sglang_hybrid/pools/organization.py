@@ -1,0 +1,340 @@
+"""What every memory organization offers: units of attention KV, checkpoints, and honest capacity.
+
+A *unit* is the smallest piece of attention KV that is handed out: one attention block for S0, S1
+and S2, 16 tokens for D0.  One organization is one class; everything above talks to this interface.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+from sglang_hybrid.geometry import ModelGeometry
+from sglang_hybrid.pools.pages import Entry, IntegrityError, PagePool
+from sglang_hybrid.pools.reclaim import Reclaim
+
+
+class Need(NamedTuple):
+    """Pieces wanted together."""
+
+    units: int = 0
+    checkpoints: int = 0
+
+
+class Relief(NamedTuple):
+    """Which evictions bring a need closer: of attention KV, of checkpoints."""
+
+    units: bool
+    checkpoints: bool
+
+
+class Layout(NamedTuple):
+    """Bytes of one arena, for `pools.arena`.
+
+    `kv_pages` pages of `kv_page_bytes` hold attention; `state_pages` pages of `state_page_bytes`
+    hold SSM members.  `shared` says that both name the same pages of the same buffer.  Conv line
+    `l` begins at byte `l * line_bytes + line_offset` of the state buffer; there are `lines` of
+    them.  Page counts include the sink page 0.
+    """
+
+    kv_pages: int
+    kv_page_bytes: int
+    state_pages: int
+    state_page_bytes: int
+    members: int
+    lines: int
+    line_bytes: int
+    line_offset: int
+    shared: bool
+
+    @property
+    def arena_bytes(self) -> int:
+        kv = self.kv_pages * self.kv_page_bytes
+        return kv if self.shared else kv + self.state_pages * self.state_page_bytes
+
+
+class Usage(NamedTuple):
+    """Pages (D0: of both pools together) and pieces in use."""
+
+    pages_total: int
+    pages_free: int
+    pages_held: int
+    pages_cached: int
+    pages_reclaiming: int
+    units_allocated: int
+    checkpoints_allocated: int
+    checkpoints_cached: int
+    checkpoints_shared: int
+
+
+class CheckpointOwner(Protocol):
+    """The lookup's node that offers a checkpoint."""
+
+    def lose_checkpoint(self) -> None: ...
+
+
+class Checkpoint:
+    """Complete recurrent state at one boundary: one reuse unit, several pages.
+
+    `members` are its SSM pages in order, `line` its conv line, `pages` every page that it depends
+    on.  `references` counts executions, `pins` preempted requests, `retained` requests of policy:
+    three counts that are never mixed.
+    """
+
+    __slots__ = (
+        "frozen",
+        "line",
+        "members",
+        "owner",
+        "pages",
+        "pins",
+        "queued",
+        "references",
+        "retained",
+        "stamp",
+    )
+
+    def __init__(self, members: tuple[int, ...], line: int, pages: tuple[int, ...]) -> None:
+        self.members = members
+        self.line = line
+        self.pages = pages
+        self.references = 1
+        self.pins = 0
+        self.retained = 0
+        self.frozen = False
+        self.queued = False
+        self.stamp = 0
+        self.owner: CheckpointOwner | None = None
+
+    def detach(self) -> None:
+        """Leave the lookup (`Entry`)."""
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.lose_checkpoint()
+
+
+class Organization(ABC):
+    """Bookkeeping of one byte budget.  Single threaded; nothing here touches a tensor."""
+
+    name: ClassVar[str]
+    grid: int
+    """Tokens between two boundaries."""
+    unit_tokens: int
+    """Tokens of a unit; SGLang's page size."""
+    slots_per_unit: int
+    """Distance of two units' first slots: slot id = unit * slots_per_unit + offset."""
+    members: int
+    """SSM pages of a checkpoint."""
+
+    def __init__(self, model: ModelGeometry, budget_bytes: int) -> None:
+        self.model = model
+        self.budget_bytes = budget_bytes
+        self.units_allocated = 0
+        self.checkpoints_allocated = 0
+        self.checkpoints_cached = 0
+        """In the lookup, nobody executes on them: evictable."""
+        self.checkpoints_shared = 0
+        """In the lookup and executed on."""
+        self.on_idle: Callable[[Checkpoint], None] | None = None
+        """Called when a cached checkpoint loses its last execution reference."""
+
+    # -- capacity ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def fits(self, need: Need) -> bool:
+        """Whether the need can be allocated now, without evicting."""
+
+    @abstractmethod
+    def could_fit(self, need: Need) -> bool:
+        """Whether it could after evicting everything that nobody executes on.  Never optimistic."""
+
+    @abstractmethod
+    def capacity_fits(self, need: Need) -> bool:
+        """Whether it fits an empty budget: otherwise it can never be served."""
+
+    @abstractmethod
+    def relief(self, need: Need) -> Relief:
+        """What to evict while `fits(need)` is false."""
+
+    @abstractmethod
+    def token_capacity(self) -> int:
+        """Attention tokens that fit beside no checkpoint at all."""
+
+    @abstractmethod
+    def unit_equivalent(self, checkpoints: int) -> int:
+        """Units that this many checkpoints displace; 0 where they have a pool of their own."""
+
+    @abstractmethod
+    def units_free(self) -> int:
+        """Units that can be allocated now."""
+
+    @abstractmethod
+    def units_reclaimable(self) -> int:
+        """Units that could be allocated after evicting everything that nobody executes on."""
+
+    @property
+    def units_per_block(self) -> int:
+        return self.grid // self.unit_tokens
+
+    # -- pools ------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def unit_pool(self) -> PagePool: ...
+
+    @property
+    @abstractmethod
+    def state_pool(self) -> PagePool: ...
+
+    @property
+    def pools(self) -> tuple[PagePool, ...]:
+        """Distinct pools."""
+        if self.unit_pool is self.state_pool:
+            return (self.unit_pool,)
+        return (self.unit_pool, self.state_pool)
+
+    @abstractmethod
+    def layout(self) -> Layout:
+        """What `pools.arena` allocates for each attention layer."""
+
+    # -- units ------------------------------------------------------------------------------
+
+    def allocate_units(self, count: int) -> list[int] | None:
+        """`count` units with one execution reference each; all or nothing."""
+        units = self.unit_pool.allocate(count)
+        if units is not None:
+            self.units_allocated += count
+        return units
+
+    def hold_units(self, units: Sequence[int]) -> None:
+        self.unit_pool.hold(units)
+
+    def release_units(self, units: Sequence[int]) -> None:
+        """Drop one execution reference from each; what nobody wants is free."""
+        self.unit_pool.release(units)
+        self._forget_free(units)
+
+    def cache_units(self, units: Sequence[int], entry: Entry) -> None:
+        self.unit_pool.want(units, entry)
+
+    def uncache_units(self, units: Sequence[int], entry: Entry) -> None:
+        wanted = [unit for unit in units if any(e is entry for e in self.unit_pool.dependents(unit))]
+        self.unit_pool.unwant(wanted, entry)
+        self._forget_free(wanted)
+
+    def _forget_free(self, units: Sequence[int]) -> None:
+        # By counts, not by state: a unit under reclaim is nobody's, though not FREE yet.
+        for unit in units:
+            if not self.unit_pool.references(unit) and not self.unit_pool.wanted(unit):
+                self.units_allocated -= 1
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def allocate_checkpoint(self) -> Checkpoint | None:
+        """A checkpoint with one execution reference, every piece or none."""
+        checkpoint = self._take_checkpoint()
+        if checkpoint is not None:
+            self.checkpoints_allocated += 1
+        return checkpoint
+
+    @abstractmethod
+    def _take_checkpoint(self) -> Checkpoint | None: ...
+
+    def _dispose(self, checkpoint: Checkpoint) -> None:
+        """The checkpoint's pieces are about to become free; give back what is not a page."""
+
+    def hold(self, checkpoint: Checkpoint) -> None:
+        """Add an execution reference, counted on every member page."""
+        self.state_pool.hold(checkpoint.pages)
+        checkpoint.references += 1
+        if checkpoint.references == 1 and checkpoint.owner is not None:
+            self.checkpoints_cached -= 1
+            self.checkpoints_shared += 1
+
+    def release(self, checkpoint: Checkpoint) -> None:
+        """Drop an execution reference; a checkpoint that the lookup does not want is freed."""
+        if checkpoint.references < 1:
+            raise IntegrityError(f"checkpoint on pages {checkpoint.pages} is released but not held")
+        checkpoint.references -= 1
+        last = checkpoint.references == 0
+        if last and checkpoint.owner is None:
+            self._end(checkpoint)
+        self.state_pool.release(checkpoint.pages)
+        if last and checkpoint.owner is not None:
+            self.checkpoints_shared -= 1
+            self.checkpoints_cached += 1
+            if self.on_idle is not None:
+                self.on_idle(checkpoint)
+
+    def cache(self, checkpoint: Checkpoint, owner: CheckpointOwner) -> None:
+        """The lookup offers the checkpoint from now on; the caller still holds its reference."""
+        if checkpoint.references < 1 or checkpoint.owner is not None:
+            raise IntegrityError(f"checkpoint on pages {checkpoint.pages} cannot be cached twice or unheld")
+        checkpoint.owner = owner
+        self.state_pool.want(checkpoint.pages, checkpoint)
+        self.checkpoints_shared += 1
+
+    def uncache(self, checkpoint: Checkpoint) -> None:
+        """Take it out of the lookup and clear the reverse index; idempotent."""
+        if checkpoint.owner is not None:
+            checkpoint.detach()
+        if not any(entry is checkpoint for entry in self.state_pool.dependents(checkpoint.pages[0])):
+            return
+        if checkpoint.references:
+            self.checkpoints_shared -= 1
+        else:
+            self.checkpoints_cached -= 1
+            self._end(checkpoint)
+        self.state_pool.unwant(checkpoint.pages, checkpoint)
+
+    def _end(self, checkpoint: Checkpoint) -> None:
+        self.checkpoints_allocated -= 1
+        self._dispose(checkpoint)
+
+    # -- reclaim ----------------------------------------------------------------------------
+
+    def reclaim_state(self, page: int) -> Reclaim:
+        """Transaction that takes a state page from every checkpoint with a piece on it."""
+        return Reclaim(self.state_pool, page, self._unindex)
+
+    def reclaim_unit(self, unit: int) -> Reclaim:
+        """Transaction that takes a unit from the attention block on it."""
+        return Reclaim(self.unit_pool, unit, self._unindex)
+
+    def _unindex(self, entry: Entry) -> None:
+        if isinstance(entry, Checkpoint):
+            self.uncache(entry)
+        else:
+            self.uncache_units(entry.units, entry)  # type: ignore[attr-defined]
+
+    # -- reports ----------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        counts = [pool.counts for pool in self.pools]
+        return Usage(
+            sum(pool.size for pool in self.pools),
+            sum(count.free for count in counts),
+            sum(count.held for count in counts),
+            sum(count.cached for count in counts),
+            sum(count.reclaiming for count in counts),
+            self.units_allocated,
+            self.checkpoints_allocated,
+            self.checkpoints_cached,
+            self.checkpoints_shared,
+        )
+
+    def used_bytes(self) -> int:
+        """Bytes of all arenas of one rank that the organization made of its budget, sink included."""
+        return self.model.arenas * self.layout().arena_bytes
+
+    def reset(self) -> None:
+        """Forget everything; holders must be gone."""
+        for pool in self.pools:
+            pool.reset()
+        self.units_allocated = self.checkpoints_allocated = 0
+        self.checkpoints_cached = self.checkpoints_shared = 0
+
+    def check_integrity(self) -> None:
+        for pool in self.pools:
+            pool.check_integrity()

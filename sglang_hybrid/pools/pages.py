@@ -1,0 +1,193 @@
+"""Pages of one pool: who holds them, who wants them, what depends on them (DESIGN.md, Ownership).
+
+Two counts decide a page's state.  *References* are execution references: a running forward may
+read or write the page.  *Wanted* counts the lookup's entries on it.  A page with neither is free.
+`dependents` is the reverse index: page -> the lookup entries that are lost with it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+SINK_PAGE = 0
+"""Page 0 is never allocated: padding rows write there and nothing is read from it."""
+
+
+class IntegrityError(AssertionError):
+    """Bookkeeping contradicts itself; the message names the page or entry and both sides."""
+
+
+class PageState(IntEnum):
+    FREE = 0
+    HELD = 1
+    CACHED = 2
+    RECLAIMING = 3
+
+
+class PageCounts(NamedTuple):
+    free: int
+    held: int
+    cached: int
+    reclaiming: int
+
+
+class Entry(Protocol):
+    """What the lookup keeps on pages: an attention block or a checkpoint."""
+
+    frozen: bool
+
+    def detach(self) -> None:
+        """Leave the lookup.  Idempotent: a reclaim that was interrupted calls it again."""
+
+
+class PagePool:
+    """Bookkeeping of pages 1..size; page ids index an arena, which this class never sees."""
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"a pool needs at least one page, got {size}")
+        self.size = size
+        self.on_free: Callable[[int], None] | None = None
+        """Called with each page that becomes free; engine tests poison its bytes."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: all pages free."""
+        self._free = list(range(self.size, 0, -1))
+        self._references = array("i", bytes(4 * (self.size + 1)))
+        self._wanted = array("i", bytes(4 * (self.size + 1)))
+        self._reclaiming = bytearray(self.size + 1)
+        self._dependents: list[list[Entry] | None] = [None] * (self.size + 1)
+        self._counts = [self.size, 0, 0, 0]
+
+    @property
+    def counts(self) -> PageCounts:
+        return PageCounts(*self._counts)
+
+    @property
+    def free(self) -> int:
+        return self._counts[PageState.FREE]
+
+    @property
+    def reclaimable(self) -> int:
+        """Pages that are free or would be after evicting all that nobody executes on."""
+        return self._counts[PageState.FREE] + self._counts[PageState.CACHED]
+
+    def state(self, page: int) -> PageState:
+        if self._reclaiming[page]:
+            return PageState.RECLAIMING
+        if self._references[page]:
+            return PageState.HELD
+        return PageState.CACHED if self._wanted[page] else PageState.FREE
+
+    def references(self, page: int) -> int:
+        return self._references[page]
+
+    def wanted(self, page: int) -> int:
+        return self._wanted[page]
+
+    def dependents(self, page: int) -> Sequence[Entry]:
+        """Lookup entries that are lost when this page is reassigned."""
+        return self._dependents[page] or ()
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` pages with one execution reference each; all or nothing."""
+        if count > len(self._free):
+            return None
+        if count == 0:
+            return []
+        pages = self._free[-count:][::-1]
+        del self._free[-count:]
+        for page in pages:
+            self._references[page] = 1
+        self._counts[PageState.FREE] -= count
+        self._counts[PageState.HELD] += count
+        return pages
+
+    def hold(self, pages: Iterable[int]) -> None:
+        """Add an execution reference to each page; they must be held or wanted already."""
+        for page in pages:
+            before = self.state(page)
+            if before is PageState.FREE:
+                raise IntegrityError(f"page {page} is free and cannot be held")
+            self._references[page] += 1
+            self._moved(page, before)
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Drop an execution reference from each page; a page that nobody wants becomes free."""
+        for page in pages:
+            if self._references[page] < 1:
+                raise IntegrityError(f"page {page} is released but has no execution reference")
+            before = self.state(page)
+            self._references[page] -= 1
+            self._moved(page, before)
+
+    def want(self, pages: Iterable[int], entry: Entry) -> None:
+        """The lookup gains `entry` on these pages."""
+        for page in pages:
+            before = self.state(page)
+            if before is PageState.FREE:
+                raise IntegrityError(f"page {page} is free and cannot be cached")
+            self._wanted[page] += 1
+            entries = self._dependents[page]
+            if entries is None:
+                self._dependents[page] = [entry]
+            else:
+                entries.append(entry)
+            self._moved(page, before)
+
+    def unwant(self, pages: Iterable[int], entry: Entry) -> None:
+        """The lookup has lost `entry`: clear the reverse relation, free what nobody else has."""
+        for page in pages:
+            entries = self._dependents[page]
+            if entries is None or not any(other is entry for other in entries):
+                continue  # already cleared by the reclaim that this call resumes
+            before = self.state(page)
+            self._dependents[page] = [other for other in entries if other is not entry] or None
+            self._wanted[page] -= 1
+            self._moved(page, before)
+
+    def mark_reclaiming(self, page: int, on: bool) -> None:
+        """Enter or leave RECLAIMING; a page never becomes free while it is in that state."""
+        before = self.state(page)
+        if before is PageState.FREE and on:
+            raise IntegrityError(f"page {page} is free and cannot be reclaimed")
+        self._reclaiming[page] = on
+        self._moved(page, before)
+
+    def _moved(self, page: int, before: PageState) -> None:
+        after = self.state(page)
+        if after is before:
+            return
+        self._counts[before] -= 1
+        self._counts[after] += 1
+        if after is PageState.FREE:
+            self._free.append(page)
+            if self.on_free is not None:
+                self.on_free(page)
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless counts, free list and reverse index agree."""
+        tally = [0, 0, 0, 0]
+        for page in range(1, self.size + 1):
+            tally[self.state(page)] += 1
+            if len(self._dependents[page] or ()) != self._wanted[page]:
+                raise IntegrityError(
+                    f"page {page} is wanted {self._wanted[page]} times but "
+                    f"{len(self._dependents[page] or ())} entries depend on it"
+                )
+        if tally != self._counts:
+            raise IntegrityError(f"page states {tally} do not match the counts {self._counts}")
+        if sum(tally) != self.size:
+            raise IntegrityError(f"{sum(tally)} pages counted, the pool has {self.size}")
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise IntegrityError("a page is twice in the free list")
+        if len(free) != tally[PageState.FREE]:
+            raise IntegrityError(f"{len(free)} pages in the free list, {tally[0]} are free")
+        for page in free:
+            if self.state(page) is not PageState.FREE:
+                raise IntegrityError(f"page {page} is in the free list and {self.state(page).name}")

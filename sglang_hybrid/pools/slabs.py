@@ -1,0 +1,93 @@
+"""Conv lines in slots of slab pages: `line = slots_per_page * page + slot` (PAPER.md, S2)."""
+
+from __future__ import annotations
+
+from sglang_hybrid.pools.pages import IntegrityError
+
+NO_LINE = -1
+"""No conv state.  Tested before use, so that a missing entry never aliases page 0."""
+
+
+class SlabLines:
+    """Which slots of which slab pages are taken.  Pages come from and go back to the caller.
+
+    The fullest slab that has room is filled first, so that slabs empty out and can be given back.
+    """
+
+    def __init__(self, slots_per_page: int) -> None:
+        self.slots_per_page = slots_per_page
+        self.reset()
+
+    def reset(self) -> None:
+        self._free: dict[int, list[int]] = {}
+        """Slab page -> its free slots; a full slab stays in with an empty list."""
+        self._by_room: list[dict[int, None]] = [{} for _ in range(self.slots_per_page + 1)]
+        """Free slot count -> slabs, in order of arrival: deterministic across ranks."""
+
+    @property
+    def slabs(self) -> int:
+        return len(self._free)
+
+    @property
+    def lines(self) -> int:
+        """Lines in use."""
+        return self.slabs * self.slots_per_page - self.room
+
+    @property
+    def room(self) -> int:
+        """Lines that fit without a further slab."""
+        return sum(count * len(slabs) for count, slabs in enumerate(self._by_room))
+
+    def pages_with_room(self) -> list[tuple[int, int]]:
+        """(slab page, free slots) of every slab that is not full."""
+        return [(page, count) for count, slabs in enumerate(self._by_room) if count for page in slabs]
+
+    def occupancy(self) -> float:
+        """Share of the slots of all slabs that hold a conv state; 1.0 when there is no slab."""
+        return self.lines / (self.slabs * self.slots_per_page) if self._free else 1.0
+
+    def take(self) -> int | None:
+        """A line of the fullest slab with room; None when a new slab is needed."""
+        for count in range(1, self.slots_per_page + 1):
+            slabs = self._by_room[count]
+            if slabs:
+                page = next(iter(slabs))
+                slot = self._free[page].pop()
+                self._moved(page, count, count - 1)
+                return page * self.slots_per_page + slot
+        return None
+
+    def add_slab(self, page: int) -> None:
+        if page in self._free:
+            raise IntegrityError(f"page {page} is a slab already")
+        self._free[page] = list(range(self.slots_per_page - 1, -1, -1))
+        self._by_room[self.slots_per_page][page] = None
+
+    def give_back(self, line: int) -> int | None:
+        """Free a line; returns the slab page when that was its last one and the slab is gone."""
+        page, slot = divmod(line, self.slots_per_page)
+        slots = self._free.get(page)
+        if slots is None or slot in slots:
+            raise IntegrityError(f"conv line {line} (page {page}, slot {slot}) is not in use")
+        slots.append(slot)
+        self._moved(page, len(slots) - 1, len(slots))
+        if len(slots) < self.slots_per_page:
+            return None
+        del self._by_room[self.slots_per_page][page]
+        del self._free[page]
+        return page
+
+    def _moved(self, page: int, before: int, after: int) -> None:
+        del self._by_room[before][page]
+        self._by_room[after][page] = None
+
+    def check_integrity(self) -> None:
+        for page, slots in self._free.items():
+            if len(set(slots)) != len(slots):
+                raise IntegrityError(f"slab {page} has a slot twice in its free list: {slots}")
+            if page not in self._by_room[len(slots)]:
+                raise IntegrityError(f"slab {page} has {len(slots)} free slots but is filed elsewhere")
+            if len(slots) == self.slots_per_page:
+                raise IntegrityError(f"slab {page} has no line left and was not given back")
+        if sum(len(slabs) for slabs in self._by_room) != len(self._free):
+            raise IntegrityError("a slab is filed twice")
