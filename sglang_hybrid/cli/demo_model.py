@@ -1,0 +1,126 @@
+"""`sglang-hybrid demo-model DIR`: write a small random Falcon-H1 that any engine can serve.
+
+For tests and for a first look without a download: config.json, safetensors, a byte-level tokenizer
+with a chat template, generation_config.json.  Random weights, but such that a wrong recurrent
+state changes what the model says (`demo_weights`, `demo_measure`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from sglang_hybrid.cli.demo_shape import DemoShape
+
+HELP = {
+    "layers": "layers; each has attention and a recurrent mixer",
+    "hidden": "width of the residual stream",
+    "intermediate": "width of the MLP",
+    "vocab": "token ids",
+    "heads": "attention heads",
+    "kv_heads": "KV heads",
+    "head_dim": "attention head dim; a KV row is 2 x KV heads x this",
+    "ssm_heads": "heads of the recurrent mixer",
+    "ssm_head_dim": "head dim of the recurrent mixer; a state has heads x this rows",
+    "ssm_state": "state size, the length of a state row",
+    "ssm_groups": "groups of B and C",
+    "conv_width": "taps of the convolution; the conv window holds one less",
+    "context": "longest sequence, tokens",
+}
+
+FALCON_7B_LAYER = DemoShape(
+    layers=1, heads=4, kv_heads=2, head_dim=128, ssm_heads=24, ssm_head_dim=128, ssm_state=256
+)
+"""One layer with the state of a Falcon-H1-7B layer.  All in bf16, at a grid of 512: a KV row is 1 KiB, a page
+512 KiB, the state three pages (24 heads of 64 KiB), the conv window 21 KiB.  In fp32 all of it doubles."""
+
+
+def write_demo_model(
+    directory: str | Path,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    logit_std: float = 10.0,
+    shape: DemoShape | None = None,
+    **sizes: int,
+) -> Path:
+    """Write the model into `directory` (made if missing, files of the same name replaced); return it.
+
+    `dtype` of the weights: "float32", "bfloat16" or "float16".  `shape`, or single fields of
+    `DemoShape` by name (`layers=4, vocab=512`), set the geometry.  Same arguments, same bytes.
+    Raises ValueError for a geometry that makes no model or a dtype other than these.
+    """
+    import torch
+    from transformers import FalconH1Config, FalconH1ForCausalLM, GenerationConfig
+
+    from sglang_hybrid.cli.demo_tokenizer import FIRST_NAMED, SPECIALS, build_tokenizer
+    from sglang_hybrid.cli.demo_weights import demo_weights
+
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"dtype is {dtype!r}, needs 'float32', 'bfloat16' or 'float16'")
+    base = shape or DemoShape()
+    shape = DemoShape(**{**{field.name: getattr(base, field.name) for field in fields(base)}, **sizes})
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    specials = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": SPECIALS.index("<eos>")}
+    config = FalconH1Config(**shape.config(), **specials, dtype=dtype)
+    with torch.device("meta"):
+        model = FalconH1ForCausalLM(config)
+    weights = demo_weights(shape, seed, FIRST_NAMED, logit_std)
+    # assign: the meta parameters take over these tensors; a missing or surplus name raises.
+    model.load_state_dict(weights, assign=True, strict=True)
+    model.to(getattr(torch, dtype))
+    model.generation_config = GenerationConfig(do_sample=False, **specials)
+    model.save_pretrained(path)
+    build_tokenizer(shape.vocab, shape.context).save_pretrained(path)
+    return path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser to those of `sglang-hybrid`."""
+    parser = subparsers.add_parser(
+        "demo-model",
+        help="write a small random Falcon-H1 for tests and first steps",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where to write the checkpoint")
+    parser.add_argument("--seed", type=int, default=0, help="random seed; same seed, same bytes (default: 0)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument(
+        "--falcon-7b-layer",
+        action="store_true",
+        help="one layer with Falcon-H1-7B's state geometry, unless sizes are given",
+    )
+    parser.add_argument(
+        "--no-measure", action="store_true", help="only write, do not measure the state's memory"
+    )
+    for field in fields(DemoShape):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=int,
+            default=None,
+            help=f"{HELP[field.name]} (default: {field.default})",
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the model, measure it, print what was written; exit status 2 for a geometry that makes none."""
+    sizes = {field.name: getattr(args, field.name) for field in fields(DemoShape)}
+    given = {name: value for name, value in sizes.items() if value is not None}
+    base = FALCON_7B_LAYER if args.falcon_7b_layer else DemoShape()
+    try:
+        path = write_demo_model(args.directory, seed=args.seed, dtype=args.dtype, shape=base, **given)
+    except ValueError as error:
+        print(f"sglang-hybrid demo-model: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {path}")
+    if not args.no_measure:
+        from sglang_hybrid.cli.demo_measure import measure
+
+        for line in measure(str(path)).lines():
+            print(line)
+    print(f"serve it: python -m sglang.launch_server --model-path {path} --dtype {args.dtype}")
+    return 0
