@@ -1,0 +1,86 @@
+"""What a request must find before it is admitted, in the organization's own pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+from sglang_hybrid.geometry import ceil_div
+from sglang_hybrid.pools.organization import Need, Organization
+
+ADMISSION_STATES = 2
+"""States a request may need at once: its live state, and the checkpoint that a hit starts from."""
+
+
+def most_new_tokens(organization: Organization, input_tokens: int) -> int | None:
+    """Tokens that a request alone on an empty budget may generate; None when its prompt does not fit.
+
+    The same pieces as `GridPrefillBudget.check_prefill` asks on an idle server, so that whatever
+    passes here is admitted some time: SGLang reserves one unit a request for rounding.
+    """
+    low, high = 0, organization.token_capacity() // organization.unit_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        if organization.capacity_fits(Need(units=middle + 1, checkpoints=ADMISSION_STATES)):
+            low = middle
+        else:
+            high = middle - 1
+    room = low * organization.unit_tokens - input_tokens
+    return room if room >= 1 else None
+
+
+class GridPrefillBudget(PrefillBudget):
+    """Admission of one prefill pass.  Each admitted request also takes a live state."""
+
+    def __init__(self, allocator: Any, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> None:
+        super().__init__(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+        self.organization: Organization = allocator.organization
+        self.states = 0
+        """Live states of requests admitted in this pass, not allocated yet."""
+        self.closed = False
+        """A chunked prompt could not go on: nobody may take what it waits for."""
+
+    def _available_and_evictable(self) -> int:
+        taken = self.organization.unit_equivalent(self.states)
+        return (self.organization.units_reclaimable() - taken) * self.page_size
+
+    def has_capacity(self) -> bool:
+        return not self.closed and super().has_capacity()
+
+    def check_prefill(
+        self, *, total_tokens: int, chunk_limit: int | None, **kwargs: Any
+    ) -> tuple[bool, int | None]:
+        """Whether a waiting request fits: its tokens, its live state, and all promised in this pass."""
+        if self.closed:
+            return False, None
+        units = ceil_div(int(total_tokens + self.total_offset), self.page_size)
+        fits = self.organization.could_fit(Need(units, self.states + 1))
+        return (True, chunk_limit) if fits else (False, None)
+
+    def available_chunk_tokens(self, chunk_limit: int) -> int | None:
+        """Tokens that a chunked prompt may go on with; it waits when others hold the memory."""
+        room = int(self.remaining_current) - self.page_size
+        if room <= 0:
+            self.closed = True
+            return None
+        return min(chunk_limit, room)
+
+    def fit_chunk(self, *, extend_input_len: int, max_new_tokens: int, chunk_limit: int) -> int | None:
+        # The rest of this prompt comes first when others ask in this pass.
+        self.total_offset += max(0, extend_input_len - chunk_limit) + max_new_tokens
+        return chunk_limit
+
+    def reserve(self, *args: Any, is_chunked_continuation: bool = False, **kwargs: Any) -> None:
+        super().reserve(*args, is_chunked_continuation=is_chunked_continuation, **kwargs)
+        self.states += not is_chunked_continuation
+
+
+class GridPrefillAdder(PrefillAdder):
+    """Chunks end where the budget ends: every boundary that a prefill passes leaves its checkpoint,
+    so neither the cut nor the charge is rounded to a page."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.exact_chunk_fill = True

@@ -1,0 +1,149 @@
+"""The `--hybrid-*` options, as fields of SGLang's own argument record.
+
+`HybridServerArgs` takes the place of `sglang.srt.server_args.ServerArgs` (`plugin.py`), so the same
+fields serve `python -m sglang.launch_server`, `sglang serve`, a `--config` file and `sgl.Engine`.
+The record travels to the children by pickle, which imports this module before any plugin is loaded
+there: nothing here may need a hook.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+from sglang.srt.arg_groups.arg_utils import NS, A, Arg
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.common import human_readable_int
+
+ORGANIZATIONS = ("S0", "S1", "S2", "D0")
+KERNELS = ("auto", "triton", "flashinfer", "torch")
+
+DEFAULT_GRID = 512
+D0_UNIT = 16
+"""Tokens of an attention block of the dual pools; their grid is larger and lies in the checkpoint pool."""
+
+RADIX_BACKEND = "hybrid_grid"
+"""Name under which the grid tree is registered (`sglang.srt.mem_cache.registry`)."""
+MAMBA_STRATEGY = "no_buffer"
+"""The stock strategy that arms neither snapshot slots nor tracking: forks need none of it."""
+
+_FLAG_FIELDS = ("hybrid_grid", "hybrid_budget_bytes", "hybrid_kernels")
+
+
+class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[call-arg]
+    """SGLang's arguments and ours.  With `hybrid_mem` None nothing of this package takes part."""
+
+    hybrid_mem: A[
+        Optional[str],  # noqa: UP045 - the record's own spelling; SGLang unwraps it for argparse
+        Arg(
+            help="One memory for attention KV and recurrent state, and prefix reuse at grid boundaries. "
+            "S0: a page holds a whole checkpoint of a layer; S1: a page is one attention block, a checkpoint "
+            "takes several; S2: like S1, with conv states packed in slabs; D0: two pools split at start. "
+            "Unset: stock SGLang.",
+            choices=list(ORGANIZATIONS),
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_grid: A[
+        Optional[int],  # noqa: UP045
+        Arg(
+            help="Tokens between two checkpoint boundaries, which is also the page size of S0, S1 and S2 "
+            f"(default {DEFAULT_GRID}; D0: the model's own). A prompt of up to one grid step is never "
+            "reused. Needs --hybrid-mem.",
+            resolvable=True,
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_budget_bytes: A[
+        Optional[int],  # noqa: UP045
+        Arg(
+            help="Bytes of device memory for KV and recurrent state together, per rank; suffixes as in "
+            "--max-total-tokens (8G, 512Mi). Default: what --mem-fraction-static leaves. Needs --hybrid-mem.",
+            type_parser=human_readable_int,
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_kernels: A[
+        Optional[str],  # noqa: UP045
+        Arg(
+            help="Kernels that read and write paged recurrent state: auto takes the fastest that this device "
+            "runs (default auto). Needs --hybrid-mem.",
+            choices=list(KERNELS),
+            resolvable=True,
+        ),
+        NS("hybrid"),
+    ] = None
+
+
+class HybridSettings(NamedTuple):
+    """What resolution decided.  `grid` is None for a D0 whose grid follows from the model."""
+
+    mem: str
+    grid: int | None
+    page_size: int
+    budget_bytes: int | None
+    kernels: str
+
+
+def organization(record: Any) -> str | None:
+    """The record's `hybrid_mem`; None for a stock record too, which lacks the field."""
+    return getattr(record, "hybrid_mem", None)
+
+
+def extra_fields(record: Any) -> dict[str, Any]:
+    """Our other fields that the user set, by field name."""
+    values = {name: getattr(record, name, None) for name in _FLAG_FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def grid_or_default(mem: str, grid: int | None) -> int | None:
+    """The grid in tokens; a D0 without one gets None, its grid follows from the model's geometry."""
+    if grid is not None or mem == "D0":
+        return grid
+    return DEFAULT_GRID
+
+
+def page_size_for(mem: str, grid: int | None) -> int:
+    """SGLang's page size in tokens: one attention block of the organization."""
+    return D0_UNIT if mem == "D0" else grid or DEFAULT_GRID
+
+
+def published_organization() -> str | None:
+    """The running process's organization; None when it is off or no record is published yet.
+
+    Source symbol: `get_server_args` of `sglang.srt.runtime_context`, which raises ValueError before
+    `publish`.
+    """
+    from sglang.srt.runtime_context import get_server_args
+
+    try:
+        return organization(get_server_args())
+    except ValueError:
+        return None
+
+
+def settings(record: Any | None = None) -> HybridSettings:
+    """Resolved settings of `record`, by default the published one.
+
+    The record's own fields stay the user's input for ever: a default or a derived value is only in
+    the declarations (`resolution_result` of `sglang.srt.arg_groups.overrides`).
+
+    Raises:
+        ValueError: the hybrid memory is off, or nothing is published.
+    """
+    from sglang.srt.arg_groups.overrides import resolution_result
+
+    if record is None:
+        from sglang.srt.runtime_context import get_server_args
+
+        record = get_server_args()
+    mem = organization(record)
+    if mem is None:
+        raise ValueError("hybrid memory is off: --hybrid-mem was not given")
+    grid = grid_or_default(mem, resolution_result(record, "hybrid_grid"))
+    return HybridSettings(
+        mem=mem,
+        grid=grid,
+        page_size=page_size_for(mem, grid),
+        budget_bytes=resolution_result(record, "hybrid_budget_bytes"),
+        kernels=resolution_result(record, "hybrid_kernels") or "auto",
+    )

@@ -1,0 +1,254 @@
+"""Factories that SGLang's pool configurator and tree registry call instead of their own.
+
+Order in a scheduler process: `handle_max_mamba_cache`, `config_from_budget`, `resolve_max_num_reqs`,
+`init_pools` (all of `KVCacheConfigurator`, while the model runner starts), then `make_tree_cache`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sglang.srt.mem_cache.kv_cache_configurator import _InitializedPools
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
+from sglang.srt.runtime_context import get_context, get_parallel, get_schedule, get_server_args
+
+from sglang_hybrid.engine.admission import GridPrefillAdder
+from sglang_hybrid.engine.cache import GridPrefixCache
+from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
+from sglang_hybrid.engine.tokens import GridTokens
+from sglang_hybrid.pools.arena import Arenas, StateShape
+from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.organization import Need, Organization
+
+logger = logging.getLogger(__name__)
+
+POISON_ENV = "SGLANG_HYBRID_POISON"
+"""Set to 1, every freed page is filled with NaN: a test's proof that nobody reads one."""
+
+UNBOUNDED_STATES = 1 << 24
+"""`max_mamba_cache_size` while SGLang sizes its pools: the organization sets the limit, not a slot count."""
+
+
+class Plan(NamedTuple):
+    """What sizing decided, for the steps that follow it."""
+
+    shape: StateShape
+    organization: Organization
+
+
+_plans: dict[int, Plan] = {}
+"""By id of the configurator that is at work: it has slots and takes no attribute of ours."""
+
+
+class GridKVPool(MHATokenToKVPool):
+    """KV of the attention layers as views of the arenas, K and V of a token side by side."""
+
+    def __init__(self, *, arenas: Arenas, **kwargs: Any) -> None:
+        self.arenas = arenas
+        super().__init__(**kwargs)
+        self.kv_cache_layout = "hybrid"
+
+    def _create_buffers(self) -> None:
+        rows = [self.arenas.kv(arena) for arena in range(self.layer_num)]
+        self.k_buffer = [row[:, 0] for row in rows]
+        self.v_buffer = [row[:, 1] for row in rows]
+        self._init_data_ptrs_and_strides()
+
+    def _clear_buffers(self) -> None:
+        del self.k_buffer, self.v_buffer
+
+    def get_kv_size_bytes(self) -> tuple[int, int]:
+        """(K, V) bytes; the arenas also hold recurrent state, which is counted here too."""
+        total = sum(buffer.numel() for buffer in self.arenas.kv_buffers)
+        return total // 2, total - total // 2
+
+
+def handle_max_mamba_cache(original: Callable[..., Any], self: Any, total_rest_memory: float) -> float:
+    """Take no static share for a slot pool: attention and state live in one budget."""
+    get_context().override("sglang_hybrid", max_mamba_cache_size=UNBOUNDED_STATES)
+    return total_rest_memory
+
+
+def config_from_budget(
+    original: Callable[..., Any], self: Any, budget_bytes: int, *, cap_tokens: int | None = None
+) -> Any:
+    """Turn the byte budget into the organization's own whole number of blocks."""
+    config = original(self, budget_bytes, cap_tokens=cap_tokens)
+    asked = get_server_args().hybrid_budget_bytes
+    shape = state_shape(self)
+    model = shape.geometry(*layer_sets(self))
+    args = get_server_args()
+    organization = make_organization(args.hybrid_mem, model, args.hybrid_grid, int(asked or budget_bytes))
+    _plans[id(self)] = Plan(shape, organization)
+    config.max_total_num_tokens = organization.token_capacity()
+    _log_budget(organization)
+    return config
+
+
+def resolve_max_num_reqs(original: Callable[..., Any], self: Any, token_capacity: int) -> int:
+    """Never more running requests than the budget has a unit and a live state for."""
+    limit: int = original(self, token_capacity)
+    organization = _plans[id(self)].organization
+    most = most_running(organization)
+    if most < limit:
+        asked = get_schedule().max_running_requests
+        log = logger.warning if asked is not None else logger.info
+        log(
+            "max_running_requests is %d instead of %d: a running request needs at least one attention unit "
+            "and one live state, and %s holds %d pages; raise --hybrid-budget-bytes to run more.",
+            most,
+            limit,
+            organization.name,
+            organization.usage().pages_total,
+        )
+    return min(limit, most)
+
+
+def init_pools(
+    original: Callable[..., Any],
+    self: Any,
+    *,
+    sizes: Any,
+    req_to_token_pool: Any,
+    token_to_kv_pool_allocator: Any,
+) -> Any:
+    """Arenas, request pool, KV pool and token allocator of the organization."""
+    shape, organization = _plans.pop(id(self))
+    model = organization.model
+    arenas = Arenas(organization.layout(), shape, model, self.device)
+    if os.environ.get(POISON_ENV) == "1":
+        poison(organization, arenas)
+    params = self.mambaish_config.mamba2_cache_params
+    requests = GridRequests(
+        organization=organization,
+        arenas=arenas,
+        size=sizes.max_running_requests,
+        mamba_size=checkpoint_capacity(organization),
+        mamba_spec_state_size=0,
+        max_context_len=self.model_config.context_len + 4,
+        device=self.device,
+        enable_memory_saver=False,
+        cache_params=params,
+        mamba_layer_ids=list(model.recurrent_layers),
+        enable_mamba_extra_buffer=False,
+        enable_overlap_schedule=not get_schedule().disable_overlap_schedule,
+        start_layer=self.layer_info.start_layer,
+    )
+    slots = arenas.slots - organization.unit_tokens
+    kv = HybridLinearKVPool(
+        size=slots,
+        dtype=self.kv_cache_dtype,
+        page_size=organization.unit_tokens,
+        head_num=shape.kv_heads,
+        head_dim=shape.kv_dim,
+        full_attention_layer_ids=list(model.attention_layers),
+        device=self.device,
+        mamba_pool=requests.mamba_pool,
+        start_layer=self.layer_info.start_layer,
+        full_kv_pool=GridKVPool(
+            arenas=arenas,
+            size=slots,
+            page_size=organization.unit_tokens,
+            dtype=self.kv_cache_dtype,
+            head_num=shape.kv_heads,
+            head_dim=shape.kv_dim,
+            layer_num=model.arenas,
+            device=self.device,
+            enable_memory_saver=False,
+        ),
+    )
+    tokens = GridTokens(organization, requests, self.kv_cache_dtype, self.device, kv)
+    return _InitializedPools(
+        req_to_token_pool=requests, token_to_kv_pool=kv, token_to_kv_pool_allocator=tokens
+    )
+
+
+def prefill_adder_class(original: Callable[..., Any], self: Any) -> type[GridPrefillAdder]:
+    """Around `Scheduler.get_prefill_adder_class`."""
+    return GridPrefillAdder
+
+
+def make_tree_cache(context: Any) -> GridPrefixCache:
+    """Tree factory; also the last place where a missing hook can still end the start.
+
+    Raises:
+        SeamError: a hook did not take, or the pools are not ours.
+    """
+    from sglang_hybrid.engine import seams
+
+    seams.assert_applied()
+    params = context.params
+    requests, tokens = params.req_to_token_pool, params.token_to_kv_pool_allocator
+    for pool, kind in ((requests, GridRequests), (tokens, GridTokens)):
+        if not isinstance(pool, kind):
+            raise seams.SeamError(f"the tree factory expected a {kind.__name__}, found {type(pool).__name__}")
+    return GridPrefixCache(requests, tokens, params.enable_metrics)
+
+
+def most_running(organization: Organization) -> int:
+    """Requests that can hold one unit and one live state each, at once."""
+    most = 1
+    while organization.capacity_fits(Need(most + 1, most + 1)):
+        most += 1
+    return most
+
+
+def layer_sets(configurator: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(attention layers, recurrent layers) of this rank's stage, model layer ids."""
+    config, info = configurator.mambaish_config, configurator.layer_info
+
+    def here(layers: Any) -> tuple[int, ...]:
+        return tuple(layer for layer in layers if info.start_layer <= layer < info.end_layer)
+
+    return here(config.full_attention_layer_ids), here(config.mamba2_cache_params.layers)
+
+
+def state_shape(configurator: Any) -> StateShape:
+    """Shapes and dtypes of this rank's state, from SGLang's own per-rank cache parameters."""
+    params = configurator.mambaish_config.mamba2_cache_params
+    heads, head_dim, state_size = params.shape.temporal
+    (channels, window), *others = params.shape.conv
+    if others:
+        raise ValueError(f"a recurrent layer with {1 + len(others)} conv states is not supported; only 1 is")
+    model = configurator.model_config
+    return StateShape(
+        kv_heads=model.get_num_kv_heads(get_parallel().attn_tp_size),
+        kv_dim=model.head_dim,
+        kv_dtype=configurator.kv_cache_dtype,
+        heads=heads,
+        head_dim=head_dim,
+        state_size=state_size,
+        ssm_dtype=params.dtype.temporal,
+        channels=channels,
+        window=window,
+        conv_dtype=params.dtype.conv,
+    )
+
+
+def poison(organization: Organization, arenas: Arenas) -> None:
+    """Fill all pages but the sink with NaN, now and whenever one is freed."""
+    organization.unit_pool.on_free = arenas.poison_unit
+    for unit in range(1, organization.unit_pool.size + 1):
+        arenas.poison_unit(unit)
+    if organization.state_pool is not organization.unit_pool:
+        organization.state_pool.on_free = arenas.poison_state
+        for page in range(1, organization.state_pool.size + 1):
+            arenas.poison_state(page)
+
+
+def _log_budget(organization: Organization) -> None:
+    used = organization.used_bytes()
+    logger.info(
+        "%s: grid %d, budget %d bytes, used %d, lost %d; holds %d units of %d tokens or %d checkpoints.",
+        organization.name,
+        organization.grid,
+        organization.budget_bytes,
+        used,
+        organization.budget_bytes - used,
+        organization.unit_pool.size,
+        organization.unit_tokens,
+        checkpoint_capacity(organization),
+    )

@@ -1,0 +1,306 @@
+"""SGLang's prefix cache over the grid tree: match, adopt, publish, release (`BasePrefixCache`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    BasePrefixCache,
+    CacheRequestHandle,
+    DecLockRefParams,
+    DecLockRefResult,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    MatchPrefixParams,
+    MatchResult,
+    TreeLock,
+)
+
+from sglang_hybrid.pools.organization import Checkpoint, Need
+from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.tree import GridTree, Node
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_hybrid.engine.requests import GridRequests
+    from sglang_hybrid.engine.tokens import GridTokens
+
+TOKEN_BYTES = 8
+"""SGLang keeps token ids in `array('q')`."""
+
+
+@dataclasses.dataclass
+class GridLock(TreeLock):
+    """A lock on a path that may also hold the checkpoint at its end: the adoption of a hit."""
+
+    adopted: Checkpoint | None = None
+
+
+class GridPrefixCache(BasePrefixCache):
+    """One per scheduler.  Nodes are handed to SGLang as they are; it never looks inside."""
+
+    def __init__(self, requests: GridRequests, tokens: GridTokens, enable_metrics: bool) -> None:
+        self.req_to_token_pool = requests
+        self.token_to_kv_pool_allocator = tokens
+        self.organization = tokens.organization
+        self.page_size = self.organization.unit_tokens
+        self.grid = self.organization.grid
+        self.device = tokens.device
+        self.disable = False
+        self.sliding_window_size = None
+        self.tree = GridTree(self.organization, TOKEN_BYTES)
+        self.lifetime = Lifetime(self.tree)
+        self.live = LiveStates(self.tree, self.lifetime)
+        self.pins: dict[str, Checkpoint] = {}
+        """The deepest boundary of each preempted request, by request id."""
+        requests.connect(self)
+        tokens.connect(self)
+        if enable_metrics:
+            self.init_metrics_collector()
+
+    # -- match and adopt --------------------------------------------------------------------
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Joint match (DESIGN.md, Lookup); no side effects, SGLang calls it once a pass and request."""
+        key = params.key
+        match = self.tree.match(
+            (key.extra_key, key.cache_salt), _encode(key.token_ids), len(key) // self.grid
+        )
+        length = match.depth * self.grid
+        return MatchResult(
+            device_prefix_len=length,
+            last_device_node=match.node,
+            last_host_node=match.node,
+            best_match_node=match.node,
+            cache_protected_len=length,
+            full_kv_hit_length=match.attention_depth * self.grid,
+        )
+
+    def lock(self, node: Any) -> GridLock:
+        """Adopt: protect the path's KV and the checkpoint at its end until `drop_adopted`."""
+        node = self.tree.lock(node)
+        checkpoint = node.checkpoint
+        if checkpoint is not None:
+            self.organization.hold(checkpoint)
+        return GridLock(node, DecLockRefParams(), adopted=checkpoint)
+
+    def unlock(self, lock: TreeLock | None) -> None:
+        if lock is None:
+            return
+        assert isinstance(lock, GridLock)
+        self._let_go(lock)
+        self.tree.unlock(lock.node)
+
+    def _let_go(self, lock: GridLock) -> None:
+        if lock.adopted is not None:
+            checkpoint, lock.adopted = lock.adopted, None
+            self.organization.release(checkpoint)
+
+    def adopted(self, req: Req) -> Checkpoint | None:
+        """The checkpoint that the request's next forward starts from, if it is a hit."""
+        checkpoint = req.lock.adopted
+        if checkpoint is not None:
+            self.lifetime.touch(checkpoint)
+        return checkpoint
+
+    def drop_adopted(self, req: Req) -> None:
+        """The live state holds what it reads by itself now."""
+        self._let_go(req.lock)
+
+    def inc_lock_ref(self, node: Any) -> IncLockRefResult:
+        self.tree.lock(node)
+        return IncLockRefResult()
+
+    def dec_lock_ref(self, node: Any, params: DecLockRefParams | None = None) -> DecLockRefResult:
+        self.tree.unlock(node)
+        return DecLockRefResult()
+
+    def path_units(self, node: Node) -> list[int]:
+        """Units of a path, root first."""
+        return [unit for block in node.path() for unit in block.units]
+
+    def path_device_indices(self, node: Node) -> torch.Tensor:
+        return self.token_to_kv_pool_allocator.slots_of(self.path_units(node))
+
+    # -- publish ----------------------------------------------------------------------------
+
+    def checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
+        """Hand the request's whole blocks up to token `up_to` to the tree, states where they stand.
+
+        Not past the token ids that are known: with overlap scheduling the last one may be missing.
+        """
+        req.refresh_fill_ids()
+        known = req.full_untruncated_fill_ids
+        state = self.req_to_token_pool.state(req.kv.req_pool_idx)
+        length = min(up_to, len(known))
+        lock = req.lock
+        published = self.live.publish(state, lock.node, _encode(known), length, req.kv.kv_committed_len)
+        if published.node is lock.node:
+            return
+        req.lock = GridLock(self.tree.lock(published.node), DecLockRefParams())
+        self.unlock(lock)
+        self.live.handed_over(published)
+        for block, units in published.duplicates:
+            self._repoint(req, block, units)
+        req.last_node = published.node
+        req.kv.cache_protected_len = req.kv.cache_inserted_len = published.node.depth * self.grid
+
+    def publish_running(self, req: Req, up_to: int) -> None:
+        """`checkpoint` at a boundary that decode is about to leave."""
+        if not req.skip_radix_cache_insert:
+            self.checkpoint(req, up_to=up_to)
+
+    def _repoint(self, req: Req, block: int, units: Sequence[int]) -> None:
+        """Row positions of this block now lie in the tree's units; the request's own are free."""
+        start = block * self.grid
+        slots = self.token_to_kv_pool_allocator.slots_of(units)
+        self.req_to_token_pool.write(
+            (req.kv.req_pool_idx, slice(start, start + self.grid)), slots.to(torch.int32)
+        )
+
+    def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
+        """Release the units under these row positions, known on the host: no device read."""
+        units = self.req_to_token_pool.state(kv.req_pool_idx).units
+        for start, end in ranges:
+            if start < end:
+                assert start % self.page_size == 0, f"row position {start} is not on a unit"
+                self.organization.release_units(units[start // self.page_size : -(-end // self.page_size)])
+
+    # -- preemption -------------------------------------------------------------------------
+
+    def claim_kv_row(self, req: Req) -> bool:
+        """First call of SGLang's `release_kv_cache`: an unfinished request here is preempted."""
+        if not req.finished() and req.to_finish is None and not req.skip_radix_cache_insert:
+            self.checkpoint(req, up_to=req.kv.kv_committed_len)
+            self._pin(req)
+        return False
+
+    def _pin(self, req: Req) -> None:
+        node: Node | None = req.lock.node
+        while node is not None and node.checkpoint is None:
+            node = node.parent
+        if node is not None and node.checkpoint is not None:
+            self.unpin(req.rid)
+            self.lifetime.pin(node.checkpoint)
+            self.pins[req.rid] = node.checkpoint
+
+    def unpin(self, rid: str) -> None:
+        """The preempted request has resumed, was aborted, or is pinned anew."""
+        checkpoint = self.pins.pop(rid, None)
+        if checkpoint is not None:
+            self.lifetime.unpin(checkpoint)
+
+    def release_aborted_request(self, handle: CacheRequestHandle) -> None:
+        self.unpin(handle.rid)
+
+    # -- eviction and flush -----------------------------------------------------------------
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Make room for what is asked beyond what is free.  Our own calls evict by exact need."""
+        started = time.perf_counter()
+        before = self.organization.usage()
+        units = self.organization.units_free() + -(-params.num_tokens // self.page_size)
+        self.lifetime.make_room(Need(units=units if params.num_tokens else 0))
+        if params.mamba_num:
+            self.lifetime.make_room(Need(checkpoints=params.mamba_num))
+        after = self.organization.usage()
+        tokens = (before.units_allocated - after.units_allocated) * self.page_size
+        self.update_eviction_metrics(tokens, started)
+        return EvictResult(
+            num_tokens_evicted=tokens,
+            mamba_num_evicted=before.checkpoints_allocated - after.checkpoints_allocated,
+        )
+
+    def reset(self) -> None:
+        """Flush: SGLang calls it when nothing runs, before it clears the pools."""
+        self.pins.clear()
+        self.tree.reset()
+        self.lifetime.reset()
+        self.organization.reset()
+
+    # -- what SGLang asks -------------------------------------------------------------------
+
+    @property
+    def root_node(self) -> Node:
+        """Root of the namespace without key and salt."""
+        return self.tree.match((None, None), b"", 0).node
+
+    def root_node_handle(self, extra_key: str | None = None) -> Node:
+        return self.tree.match((extra_key, None), b"", 0).node
+
+    def dfs_weight_order(self, node_handles: Sequence[Any]) -> list[int]:
+        """Requests that share the most first, tree by tree: namespaces have a root each."""
+        groups: dict[Hashable, list[int]] = {}
+        for index, node in enumerate(node_handles):
+            while node.parent is not None:
+                node = node.parent
+            groups.setdefault(node.key, []).append(index)
+        order = sorted(groups.values(), key=len, reverse=True)
+        return [index for group in order for index in sorted(group, key=lambda i: _path_key(node_handles[i]))]
+
+    def supports_mamba(self) -> bool:
+        return True
+
+    def supports_prefix_sharing(self) -> bool:
+        return True
+
+    def supports_fast_match_prefix(self) -> bool:
+        return False
+
+    def full_evictable_size(self) -> int:
+        return self.tree.blocks_evictable * self.grid
+
+    def full_protected_size(self) -> int:
+        return self.tree.blocks_locked * self.grid
+
+    evictable_size = full_evictable_size
+    protected_size = full_protected_size
+
+    def mamba_evictable_size(self) -> int:
+        return self.organization.checkpoints_cached
+
+    def mamba_protected_size(self) -> int:
+        return self.organization.checkpoints_shared
+
+    def total_size(self) -> tuple[int, int]:
+        usage = self.organization.usage()
+        return self.tree.blocks * self.grid, usage.checkpoints_cached + usage.checkpoints_shared
+
+    def all_values_flatten(self) -> torch.Tensor:
+        """Units of all cached blocks (diagnostics)."""
+        return torch.tensor([unit for node in self.tree.nodes() for unit in node.units], dtype=torch.int64)
+
+    def all_mamba_values_flatten(self) -> torch.Tensor:
+        """First pages of all cached checkpoints (diagnostics)."""
+        pages = [node.checkpoint.pages[0] for node in self.tree.nodes() if node.checkpoint is not None]
+        return torch.tensor(pages, dtype=torch.int64)
+
+    def available_and_evictable_str(self) -> str:
+        return f"{self.organization.name} pages: {self.organization.usage()}"
+
+    def pretty_print(self) -> None:
+        print(self.available_and_evictable_str())
+
+    def sanity_check(self) -> None:
+        """Idle check behind `SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK`."""
+        self.check_integrity()
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless tree and organization agree with themselves and each other."""
+        self.tree.check_integrity()
+        self.organization.check_integrity()
+
+
+def _encode(token_ids: Any) -> bytes:
+    return token_ids.tobytes()
+
+
+def _path_key(node: Node) -> tuple[Any, ...]:
+    return tuple(block.key for block in node.path())

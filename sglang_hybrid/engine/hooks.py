@@ -1,0 +1,228 @@
+"""The one list of names of SGLang that we wrap or replace; registering and checking both read it.
+
+A wrapped function first asks whether the hybrid memory is on in this process and otherwise calls the
+original with its arguments untouched; only when it is on is the adapter behind it imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+ENGINE = "sglang.srt.entrypoints.engine"
+
+
+class Hook(NamedTuple):
+    """One hook.  `target` and `function` are dotted names, `function` with a colon before the attribute.
+
+    `needs` is a module without which the hook has nothing to do in a process: it is registered only
+    where that module is loaded when plugins are.  So a command line that is only parsed, or refused,
+    does not import the scheduler.  `direct` functions gate themselves (they run before the record is
+    published); the others are gated here.
+    """
+
+    target: str
+    function: str
+    kind: HookType
+    needs: str | None = None
+    direct: bool = False
+
+
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_ARGS = "sglang_hybrid.engine.args:HybridServerArgs"
+
+HOOKS: tuple[Hook, ...] = (
+    Hook("sglang.srt.server_args.ServerArgs", _ARGS, HookType.REPLACE, direct=True),
+    # Bound when engine.py is imported.  Imported later, it binds the replaced class by itself.
+    Hook(f"{ENGINE}.Engine.server_args_class", _ARGS, HookType.REPLACE, ENGINE, direct=True),
+    Hook(
+        "sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer",
+        "sglang_hybrid.engine.resolve:allow_no_buffer",
+        HookType.AROUND,
+        direct=True,
+    ),
+    Hook(f"{_CONFIGURATOR}._init_pools", "sglang_hybrid.engine.build:init_pools", HookType.AROUND, SCHEDULER),
+    Hook(
+        f"{_CONFIGURATOR}._handle_max_mamba_cache",
+        "sglang_hybrid.engine.build:handle_max_mamba_cache",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
+    Hook(
+        f"{_CONFIGURATOR}.config_from_budget",
+        "sglang_hybrid.engine.build:config_from_budget",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
+    Hook(
+        f"{_CONFIGURATOR}.resolve_max_num_reqs",
+        "sglang_hybrid.engine.build:resolve_max_num_reqs",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
+    Hook(
+        "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
+        "sglang_hybrid.engine.hooks:build_attention",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
+    Hook(
+        f"{SCHEDULER}.Scheduler.get_internal_state",
+        "sglang_hybrid.engine.observe:internal_state",
+        HookType.AFTER,
+        SCHEDULER,
+    ),
+    Hook(
+        f"{SCHEDULER}.Scheduler.get_prefill_adder_class",
+        "sglang_hybrid.engine.build:prefill_adder_class",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
+)
+
+TREE_FACTORY = "sglang_hybrid.engine.build:make_tree_cache"
+
+STATE_BACKENDS: tuple[tuple[str, str, str], ...] = (
+    (
+        "sglang.srt.layers.attention.hybrid_linear_attn_backend",
+        "Mamba2AttnBackend",
+        "sglang_hybrid.engine.mixer:HybridMamba2Backend",
+    ),
+)
+"""(module, stock class, our subclass) for each kind of recurrent layer that has an adapter."""
+
+
+def published_on() -> bool:
+    """Whether this process runs with the hybrid memory on.
+
+    Raises:
+        SeamError: it does, and something failed when the plugin registered itself here.
+    """
+    from sglang_hybrid.engine.args import published_organization
+    from sglang_hybrid.engine.seams import check_failures
+
+    if published_organization() is None:
+        return False
+    check_failures()
+    return True
+
+
+@functools.cache
+def entry(hook: Hook) -> Any:
+    """The object to register for `hook`: always the same one, so that a check can look for it."""
+    if hook.direct:
+        return pkgutil.resolve_name(hook.function)
+    if hook.kind is HookType.AROUND:
+        return _gated_around(hook.function)
+    if hook.kind is HookType.AFTER:
+        return _gated_after(hook.function)
+    raise ValueError(f"{hook.target}: a {hook.kind.value} hook has no way back to stock and must be direct")
+
+
+def _gated_around(function: str) -> Callable[..., Any]:
+    def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not published_on():
+            return original(*args, **kwargs)
+        return pkgutil.resolve_name(function)(original, *args, **kwargs)
+
+    return around
+
+
+def _gated_after(function: str) -> Callable[..., Any]:
+    def after(result: Any, *args: Any, **kwargs: Any) -> Any:
+        # None tells the registry to keep the result.
+        return pkgutil.resolve_name(function)(result, *args, **kwargs) if published_on() else None
+
+    return after
+
+
+def make_tree_cache(context: Any) -> Any:
+    """The registered tree factory: proves that all hooks are live, then imports the adapter.
+
+    Raises:
+        SeamError: see `seams.assert_applied`; a raise here ends the scheduler, and with it the start.
+    """
+    from sglang_hybrid.engine.seams import assert_applied
+
+    assert_applied()
+    return pkgutil.resolve_name(TREE_FACTORY)(context)
+
+
+def register_tree() -> None:
+    """Name our tree to SGLang; only a scheduler builds one.  Raises ValueError if the name is taken."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend
+
+    from sglang_hybrid.engine.args import RADIX_BACKEND
+
+    register_radix_cache_backend(RADIX_BACKEND, make_tree_cache)
+
+
+def is_live(hook: Hook) -> bool:
+    """Whether calling `hook.target` now really reaches our function.
+
+    The registry's own `_patched` would not do: a plugin applied later may have assigned over it.
+    """
+    ours = entry(hook)
+    current = pkgutil.resolve_name(hook.target)
+    if hook.kind is HookType.REPLACE:
+        return current is ours
+    if hook.target not in HookRegistry._patched:
+        return False
+    return any(ours in _captured(layer) for layer in _layers(current))
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _captured(function: Any) -> list[Any]:
+    """What a wrapper of `HookRegistry` closes over: the original and the hook."""
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+
+
+@contextmanager
+def _backends_swapped() -> Iterator[tuple[type, ...]]:
+    """Our state backends under the stock names, for as long as the wrapper looks them up."""
+    stock: list[tuple[Any, str, Any]] = []
+    ours: list[type] = []
+    try:
+        for module_name, name, path in STATE_BACKENDS:
+            module = importlib.import_module(module_name)
+            stock.append((module, name, getattr(module, name)))
+            ours.append(pkgutil.resolve_name(path))
+            setattr(module, name, ours[-1])
+        yield tuple(ours)
+    finally:
+        for module, name, original in stock:
+            setattr(module, name, original)
+
+
+def build_attention(original: Callable[..., Any], runner: Any, full_attn_backend: Any) -> Any:
+    """Around `attn_backend_wrapper`: have it build our state backend instead of the stock one.
+
+    The wrapper imports the classes inside its body, so a swap for the length of the call is enough;
+    models keep the stock name, of which ours is a subclass, for their `isinstance`.
+
+    Raises:
+        SeamError: it built something else.
+    """
+    from sglang_hybrid.engine.seams import SeamError
+
+    with _backends_swapped() as ours:
+        backend = original(runner, full_attn_backend)
+    built = getattr(backend, "linear_attn_backend", None)
+    if not isinstance(built, ours):
+        raise SeamError(
+            f"attn_backend_wrapper: expected a state backend among {[kind.__name__ for kind in ours]}, "
+            f"found {type(built).__name__}"
+        )
+    return backend

@@ -1,0 +1,260 @@
+"""What the hybrid memory cannot serve, refused in the parent before weights load.
+
+One row a combination; each answers with one sentence that names the value given and a legal choice.
+A value of the user's that equals ours is no conflict.  Source symbols: the field classes of
+`sglang.srt.arg_groups.fields`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sglang_hybrid.engine.args import (
+    D0_UNIT,
+    KERNELS,
+    MAMBA_STRATEGY,
+    ORGANIZATIONS,
+    RADIX_BACKEND,
+    grid_or_default,
+    page_size_for,
+)
+from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, only, positive, refuse, unset
+from sglang_hybrid.pools import factory
+
+BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
+BUILT_KERNELS = ("auto", "torch")
+ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3", "torch_native")
+KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
+SERVED = {
+    "FalconH1ForCausalLM": "every layer holds attention and a Mamba2 mixer, so one page serves both",
+}
+"""Architectures with an adapter for their recurrent layers, and why the page format fits."""
+
+
+def _organization(facts: Facts) -> str | None:
+    if facts.mem not in ORGANIZATIONS:
+        return f"--hybrid-mem {facts.mem} is unknown; legal: {', '.join(BUILT_ORGANIZATIONS)}."
+    if facts.mem not in BUILT_ORGANIZATIONS:
+        return f"--hybrid-mem {facts.mem} is not built yet; legal: {', '.join(BUILT_ORGANIZATIONS)}."
+    return None
+
+
+def _kernels(facts: Facts) -> str | None:
+    value = facts.given("hybrid_kernels")
+    if value is None or value in BUILT_KERNELS:
+        return None
+    state = "not built yet" if value in KERNELS else "unknown"
+    return f"--hybrid-kernels {value} is {state}; legal: {', '.join(BUILT_KERNELS)}."
+
+
+def _dual_grid(facts: Facts) -> str | None:
+    grid = facts.given("hybrid_grid")
+    if facts.mem != "D0" or grid is None or grid % D0_UNIT == 0:
+        return None
+    up = -(-grid // D0_UNIT) * D0_UNIT
+    return (
+        f"--hybrid-grid {grid} is not a multiple of D0's attention block of {D0_UNIT} tokens; "
+        f"use --hybrid-grid {up}."
+    )
+
+
+def _page_size(facts: Facts) -> str | None:
+    page = facts.given("page_size")
+    ours = page_size_for(facts.mem, grid_or_default(facts.mem, facts.given("hybrid_grid")))
+    if page in (None, ours):
+        return None
+    if facts.mem == "D0":
+        return f"--page-size {page} conflicts with --hybrid-mem D0; use --page-size {ours} or leave it out."
+    return (
+        f"--page-size {page} conflicts with --hybrid-grid {ours}: a page is one grid step; "
+        f"use --hybrid-grid {page}, or leave --page-size out."
+    )
+
+
+def _radix_backend(facts: Facts) -> str | None:
+    value = facts.given("radix_cache_backend")
+    if value in (None, RADIX_BACKEND):
+        return None
+    return (
+        f"--radix-cache-backend {value} conflicts with --hybrid-mem {facts.mem}, which brings its own; "
+        f"use --radix-cache-backend {RADIX_BACKEND} or leave it out."
+    )
+
+
+def _strategy(facts: Facts) -> str | None:
+    value = facts.given("mamba_radix_cache_strategy")
+    if value in ("auto", MAMBA_STRATEGY):
+        return None
+    return (
+        f"--mamba-radix-cache-strategy {value} conflicts with --hybrid-mem {facts.mem}, which forks states; "
+        f"use --mamba-radix-cache-strategy {MAMBA_STRATEGY} or leave it out."
+    )
+
+
+def _given_backend(field: str) -> Rule:
+    def check(facts: Facts) -> str | None:
+        value = facts.given(field)
+        return (
+            None if value in (None, *ATTENTION_BACKENDS) else _backend_sentence(flag_of(field), value, facts)
+        )
+
+    return Rule(field, check)
+
+
+def _backend_sentence(flag: str, value: Any, facts: Facts) -> str:
+    return (
+        f"{flag} {value} is not supported with --hybrid-mem {facts.mem}: it brings its own page layout; "
+        f"legal: {', '.join(ATTENTION_BACKENDS)}."
+    )
+
+
+def _prefill_graph(facts: Facts) -> str | None:
+    value = facts.given("cuda_graph_backend_prefill")
+    if value in (None, "disabled"):
+        return None
+    return (
+        f"--cuda-graph-backend-prefill {value} is not supported with --hybrid-mem {facts.mem}: a captured "
+        "prefill replays fixed state slots; use --cuda-graph-backend-prefill disabled or leave it out."
+    )
+
+
+INPUT_RULES: tuple[Rule, ...] = (
+    Rule("hybrid_mem", _organization),
+    Rule("hybrid_kernels", _kernels),
+    positive("hybrid_grid", "tokens", "512"),
+    positive("hybrid_budget_bytes", "bytes", "8G"),
+    Rule("hybrid_grid", _dual_grid),
+    Rule("page_size", _page_size),
+    Rule("radix_cache_backend", _radix_backend),
+    Rule("mamba_radix_cache_strategy", _strategy),
+    unset("max_mamba_cache_size", "states and KV share one memory"),
+    unset("mamba_full_memory_ratio", "states and KV share one memory"),
+    only("mamba_max_states_per_path", (-1,), "the grid tree has its own retention"),
+    off("disable_radix_cache", "the memory is owned by the grid tree"),
+    off("speculative_algorithm", "a rejected draft would need a state rollback"),
+    only("disaggregation_mode", ("null",), "states are not transferred between servers"),
+    off("enable_pdmux", "prefill and decode share one stream order"),
+    off("enable_hierarchical_cache", "checkpoints have no host tier"),
+    off("hicache_storage_backend", "checkpoints have no storage tier"),
+    off("enable_lmcache", "it replaces the tree"),
+    off("enable_flexkv", "it replaces the tree"),
+    off("enable_unified_cache_external_linker", "checkpoints have no storage tier"),
+    off("enable_unified_memory", "it is another owner of the same memory"),
+    off("enable_page_major_kv_layout", "the page format is the organization's"),
+    off("enable_int8_mamba_checkpoint", "a checkpoint is the state itself, never a converted copy"),
+    off("enable_mamba_cache_stochastic_rounding", "states are stored rounded to nearest"),
+    off("enable_streaming_session", "a session's state would be resumed off the grid"),
+    off("enable_session_radix_cache", "the grid tree has no session nodes"),
+    only("radix_eviction_policy", ("lru",), "the grid tree has its own eviction order"),
+    only("pp_size", (1,), "a checkpoint spans all layers"),
+    only("dcp_size", (1,), "a page holds whole tokens"),
+    only("attn_cp_size", (1,), "a recurrent state has no token axis to split"),
+    off("enable_prefill_cp", "a recurrent state has no token axis to split"),
+    off("enable_kv_cache_sharding", "a page holds whole tokens"),
+    off("prefill_only_disable_kv_cache", "reuse needs the KV"),
+    off("dllm_algorithm", "blocks are rewritten after they are stored"),
+    off("enable_hisparse", "KV would leave the page"),
+    off("enable_two_batch_overlap", "half batches would fork twice"),
+    off("enable_linear_replayssm", "states are written every step"),
+    off("enable_linear_replayssm_spec", "states are written every step"),
+    only("kv_cache_dtype", KV_DTYPES, "its pool is packed"),
+    _given_backend("attention_backend"),
+    _given_backend("prefill_attention_backend"),
+    _given_backend("decode_attention_backend"),
+    Rule("cuda_graph_backend_prefill", _prefill_graph),
+    off("enable_memory_saver", "the pages are one allocation outside its regions"),
+    off("kv_events_config", "the grid tree publishes no block events"),
+    off("use_ray", "its workers load no plugins"),
+)
+"""Decided by the arguments alone; asked before stock steps and once more after them."""
+
+
+def _architecture(facts: Facts) -> str | None:
+    names = facts.model.hf_config.architectures or ["?"]
+    if names[0] in SERVED:
+        return None
+    return (
+        f"--hybrid-mem {facts.mem} does not serve {names[0]} (--model-path {facts.now('model_path')}); "
+        f"served: {', '.join(SERVED)}; leave --hybrid-mem out for stock SGLang."
+    )
+
+
+def _attention_backend(facts: Facts) -> str | None:
+    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+
+    prefill, decode = attention_backends_of(resolved_view(facts.record))
+    for flag, value in (("--prefill-attention-backend", prefill), ("--decode-attention-backend", decode)):
+        if value not in ATTENTION_BACKENDS:
+            return _backend_sentence("--attention-backend" if prefill == decode else flag, value, facts)
+    return None
+
+
+def _final_page(facts: Facts) -> str | None:
+    ours = page_size_for(facts.mem, facts.now("hybrid_grid"))
+    page = facts.now("page_size")
+    if page == ours:
+        return None
+    return (
+        f"page size {page} was forced by another option, but --hybrid-mem {facts.mem} needs {ours}; "
+        f"choose --attention-backend among {', '.join(ATTENTION_BACKENDS)}."
+    )
+
+
+def _graph_config(facts: Facts) -> str | None:
+    config = facts.now("cuda_graph_config")
+    backend = getattr(getattr(config, "prefill", None), "backend", "disabled")
+    if backend == "disabled":
+        return None
+    return (
+        f"cuda_graph_config prefill backend {backend} is not supported with --hybrid-mem {facts.mem}: a "
+        'captured prefill replays fixed state slots; use {"prefill": {"backend": "disabled"}}.'
+    )
+
+
+def _post_capture(facts: Facts) -> str | None:
+    from sglang.srt.arg_groups.overrides import post_capture_kv_sizing_planned
+
+    if not post_capture_kv_sizing_planned(facts.record):
+        return None
+    return (
+        f"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1 is not supported with --hybrid-mem {facts.mem}: "
+        "the pages are allocated once; unset it or set it to 0."
+    )
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    Rule("model_path", _architecture),
+    Rule("attention_backend", _attention_backend),
+    Rule("page_size", _final_page),
+    Rule("cuda_graph_config", _graph_config),
+    Rule("mem_fraction_static", _post_capture),
+)
+"""Need the model, the platform's choices or the end of resolution."""
+
+
+def refuse_orphans(extras: dict[str, Any], record: Any) -> None:
+    """Refuse our options without `--hybrid-mem`: they would silently do nothing."""
+    for field, value in extras.items():
+        legal = BUILT_ORGANIZATIONS[0]
+        refuse(
+            f"{flag_of(field)} {value} has no effect without --hybrid-mem; add --hybrid-mem {legal}.", record
+        )
+
+
+def refuse_input(record: Any) -> None:
+    """Apply INPUT_RULES.  Raises Refusal with the first sentence."""
+    _apply(INPUT_RULES, record)
+
+
+def refuse_resolved(record: Any) -> None:
+    """Apply MODEL_RULES, then INPUT_RULES again: a model's override may have switched something on."""
+    _apply((*MODEL_RULES, *INPUT_RULES), record)
+
+
+def _apply(rules: Iterable[Rule], record: Any) -> None:
+    facts = Facts(record)
+    for rule in rules:
+        sentence = rule.check(facts)
+        if sentence is not None:
+            refuse(sentence, record)

@@ -1,0 +1,262 @@
+"""SGLang's request pool over live states: rows, page maps, and forks before every forward.
+
+SGLang calls `alloc` and `alloc_aux_to_lengths` while it prepares a batch, on the scheduler thread;
+both end before the forward is launched.  The maps are tables indexed by request row, so that a
+captured decode graph can gather them by `req_pool_indices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool, ReqToTokenPool
+
+from sglang_hybrid.pools.arena import Arenas
+from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
+from sglang_hybrid.pools.views import NO_LINE, SINK_PAGE
+from sglang_hybrid.radix.live import LiveState, LiveStates
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_hybrid.engine.cache import GridPrefixCache
+
+
+class PageMaps:
+    """Device tables by request row: where its state is read, where it is written.
+
+    `src_pages`, `dst_pages` are `[rows, members]`, `src_lines`, `dst_lines` `[rows]`, all int32.
+    Row 0 is the padding row of captured batches: no source, sink destination.
+    """
+
+    def __init__(self, rows: int, members: int, device: str) -> None:
+        self.device = device
+        # A conv-only family has no member pages; one column keeps the "no source" test uniform.
+        self.members = max(members, 1)
+        self.src_pages = torch.full((rows, self.members), NO_LINE, dtype=torch.int32, device=device)
+        self.dst_pages = torch.full((rows, self.members), SINK_PAGE, dtype=torch.int32, device=device)
+        self.src_lines = torch.full((rows,), NO_LINE, dtype=torch.int32, device=device)
+        self.dst_lines = torch.full((rows,), SINK_PAGE, dtype=torch.int32, device=device)
+
+    def columns(self, checkpoint: Checkpoint | None) -> tuple[Sequence[int], int]:
+        """(member pages, conv line) of a checkpoint; the sentinels for none."""
+        if checkpoint is None:
+            return (NO_LINE,) * self.members, NO_LINE
+        return checkpoint.members or (checkpoint.pages[0],), checkpoint.line
+
+    def rows_of(self, checkpoints: Sequence[Checkpoint | None]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pages `[n, members]` and lines `[n]` on the device."""
+        columns = [self.columns(checkpoint) for checkpoint in checkpoints]
+        packed = torch.tensor([[*pages, line] for pages, line in columns], dtype=torch.int32)
+        packed = packed.view(-1, self.members + 1).to(self.device, non_blocking=True)
+        return packed[:, :-1], packed[:, -1]
+
+    def write(self, rows: Sequence[int], states: Sequence[LiveState]) -> None:
+        """Refresh the given rows: O(changed requests)."""
+        if not rows:
+            return
+        index = torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)
+        self.src_pages[index], self.src_lines[index] = self.rows_of([s.source or s.live for s in states])
+        self.dst_pages[index], self.dst_lines[index] = self.rows_of([s.live for s in states])
+
+
+class CheckpointCount:
+    """What SGLang asks of a Mamba slot allocator, answered in checkpoints.
+
+    `Scheduler` and `ensure_mamba_capacity` read it; nothing is ever allocated through it.
+    """
+
+    def __init__(self, organization: Organization) -> None:
+        self._organization = organization
+        self.size = checkpoint_capacity(organization)
+
+    def available_size(self) -> int:
+        return self.size - self._organization.checkpoints_allocated
+
+    def schedulable_available_size(self) -> int:
+        # Admission has charged the states already (engine/admission.py); this must not object.
+        return self.size
+
+    @property
+    def free_slots(self) -> torch.Tensor:
+        return torch.arange(self.available_size(), dtype=torch.int64)
+
+    def alloc_group_begin(self, need_size: int) -> None:
+        pass
+
+    def alloc_group_end(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
+def checkpoint_capacity(organization: Organization) -> int:
+    """Checkpoints that an empty budget holds beside no attention block."""
+    low, high = 1, organization.state_pool.size
+    while low < high:
+        middle = (low + high + 1) // 2
+        if organization.capacity_fits(Need(checkpoints=middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class GridRequests(HybridReqToTokenPool):
+    """`HybridReqToTokenPool` whose recurrent state lives in an organization's pages."""
+
+    def __init__(self, *, organization: Organization, arenas: Arenas, **kwargs: Any) -> None:
+        self.organization = organization
+        self.arenas = arenas
+        super().__init__(**kwargs)
+
+    def _init_mamba_pool(
+        self,
+        mamba_size: int,
+        mamba_spec_state_size: int,
+        cache_params: Any,
+        mamba_layer_ids: list[int],
+        device: str,
+        enable_mamba_extra_buffer: bool,
+        **kwargs: Any,
+    ) -> None:
+        """Stand-ins with the attributes SGLang reads; no slot pool is built."""
+        self.device = device
+        self.mamba_map = {layer: index for index, layer in enumerate(mamba_layer_ids)}
+        self.mamba_allocator = CheckpointCount(self.organization)
+        self.mamba_ckpt_pool = None
+        self.short_conv_pool = self.ngram_pool = SimpleNamespace(enabled=False)
+        shape, meta = self.arenas.shape, torch.device("meta")
+        lead = (len(mamba_layer_ids), self.mamba_allocator.size + 1)
+        self.mamba_pool = SimpleNamespace(
+            size=self.mamba_allocator.size,
+            # Only shapes and dtypes are read from these (Mamba2AttnBackend.__init__).
+            mamba_cache=MambaPool.State(
+                conv=[
+                    torch.empty((*lead, shape.channels, shape.window), dtype=shape.conv_dtype, device=meta)
+                ],
+                temporal=torch.empty(
+                    (*lead, shape.heads, shape.head_dim, shape.state_size), dtype=shape.ssm_dtype, device=meta
+                ),
+            ),
+            enable_linear_replayssm=False,
+            enable_linear_replayssm_spec=False,
+            replayssm_write_pos=None,
+            replayssm_spec_write_pos=None,
+            _slot_siblings=(),
+            mamba_layer_ids=list(mamba_layer_ids),
+            get_kv_size_bytes=lambda: 0,
+        )
+        rows = self.req_to_token.shape[0]
+        self.req_index_to_mamba_index_mapping = torch.arange(rows, dtype=torch.int32, device=device)
+        self.maps = PageMaps(rows, self.organization.members, device)
+        self.states_by_row: list[LiveState | None] = [None] * rows
+        self._requests: list[Req | None] = [None] * rows
+        self._preparing: list[Req] | None = None
+        self._forked: set[int] = set()
+        """Rows whose source still differs from their live state."""
+        self.decode_units: list[tuple[int, int]] = []
+        """(position in the batch, new unit) of the decode step in preparation."""
+
+    def connect(self, cache: GridPrefixCache) -> None:
+        """The tree factory runs after the pools are built and completes the circle."""
+        self.cache = cache
+        self.live: LiveStates = cache.live
+
+    # -- SGLang's calls, in the order of a batch's preparation ------------------------------
+
+    def alloc(self, reqs: list[Req]) -> list[int] | None:
+        """Bind rows.  States are given in `alloc_aux_to_lengths`, once the KV units are there."""
+        fresh = [req for req in reqs if not req.kv.holds_kv]
+        rows = ReqToTokenPool.alloc(self, reqs)
+        if rows is None:
+            return None
+        for req in fresh:
+            state = LiveState(private=bool(req.skip_radix_cache_insert))
+            state.units = self.cache.path_units(req.lock.node)
+            self.states_by_row[req.kv.req_pool_idx] = state
+            self._requests[req.kv.req_pool_idx] = req
+            self.cache.unpin(req.rid)
+        self.live.running += len(fresh)
+        self._preparing = reqs
+        return rows
+
+    def preparing_states(self) -> list[LiveState]:
+        """Live states of the extend batch in preparation, in its order."""
+        assert self._preparing is not None
+        return [self.state(req.kv.req_pool_idx) for req in self._preparing]
+
+    def alloc_aux_to_lengths(
+        self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor
+    ) -> None:
+        """Fork or settle every request whose state moves in the coming forward."""
+        if self._preparing is not None:
+            reqs, self._preparing = self._preparing, None
+            self._prepare_extend(reqs, target_seq_lens_cpu.tolist())
+        else:
+            self._prepare_decode(req_pool_indices_cpu, target_seq_lens_cpu - 1)
+
+    def _prepare_extend(self, reqs: list[Req], ends: list[int]) -> None:
+        rows = [req.kv.req_pool_idx for req in reqs]
+        states = [self.state(row) for row in rows]
+        # Every live state first: checkpoints take only what the whole batch leaves.
+        for req, state in zip(reqs, states, strict=True):
+            adopted = self.cache.adopted(req)
+            self.live.begin(state, req.prefix_len, adopted)
+            self.cache.drop_adopted(req)
+        for req, state, end in zip(reqs, states, ends, strict=True):
+            self.live.extend(state, req.prefix_len, end)
+        self._forked.update(row for row, state in zip(rows, states, strict=True) if state.source is not None)
+        self.maps.write(rows, states)
+
+    def _prepare_decode(self, rows: torch.Tensor, starts: torch.Tensor) -> None:
+        for position, unit in self.decode_units:
+            self.state(int(rows[position])).units.append(unit)
+        self.decode_units = []
+        on_grid = starts % self.organization.grid == 0
+        leaving = dict(zip(rows[on_grid].tolist(), starts[on_grid].tolist(), strict=True))
+        # Only of this batch: another request's forward may be prepared and not launched yet.
+        settling = self._forked.intersection(rows.tolist()) if self._forked else set()
+        for row in settling.difference(leaving):
+            self.live.settle(self.state(row))
+        for row, start in leaving.items():
+            self.cache.publish_running(self._request(row), start)
+            self.live.begin(self.state(row), start, None)
+        changed = [*settling.difference(leaving), *leaving]
+        self._forked.difference_update(changed)
+        self._forked.update(row for row in leaving if self.state(row).source is not None)
+        self.maps.write(changed, [self.state(row) for row in changed])
+
+    def free(self, req: Req) -> None:
+        """Give back the row and everything that the request held on pages."""
+        row = req.kv.req_pool_idx
+        state = self.states_by_row[row]
+        if state is not None:
+            self.live.release(state)
+            self.live.running -= 1
+        self.states_by_row[row] = self._requests[row] = None
+        self._forked.discard(row)
+        super().free(req)
+
+    def clear(self) -> None:
+        """Flush: no request is running.  Tree and organization are reset by the cache."""
+        super().clear()
+        self.states_by_row = [None] * len(self.states_by_row)
+        self._requests = [None] * len(self._requests)
+        self._forked = set()
+
+    # -- readers ----------------------------------------------------------------------------
+
+    def state(self, row: int) -> LiveState:
+        state = self.states_by_row[row]
+        assert state is not None, f"request row {row} has no live state"
+        return state
+
+    def _request(self, row: int) -> Req:
+        req = self._requests[row]
+        assert req is not None, f"request row {row} is not bound"
+        return req

@@ -1,0 +1,79 @@
+"""Two steps of SGLang's argument resolution, wrapped: derive what the hybrid memory needs, then refuse.
+
+Registered by `plugin.py` with `sglang.srt.arg_groups.resolution_hooks.register_resolution_hook`; both
+run in the parent, once, before a child is started or a weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.engine import refusals, rules, seams
+from sglang_hybrid.engine.args import (
+    MAMBA_STRATEGY,
+    RADIX_BACKEND,
+    extra_fields,
+    grid_or_default,
+    organization,
+    page_size_for,
+)
+
+SOURCE = "sglang_hybrid"
+Step = Callable[[Any], None]
+
+
+def derive(server_args: Any, previous: Step) -> None:
+    """Step `handle_missing_default_values`: refuse what the user's input alone condemns, derive the rest.
+
+    Raises:
+        Refusal: one sentence for the user.
+        SeamError: this SGLang is not the one the adapters were written against.
+    """
+    previous(server_args)
+    mem = organization(server_args)
+    if mem is None:
+        refusals.refuse_orphans(extra_fields(server_args), server_args)
+        return
+    # Early, since stock steps in between have messages of their own for half of these.
+    refusals.refuse_input(server_args)
+    rules.speak_plainly(server_args)  # for what the next line may raise
+    seams.check_parent()
+
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    grid = grid_or_default(mem, server_args.hybrid_grid)
+    declare_resolution(
+        server_args,
+        SOURCE,
+        hybrid_grid=grid,
+        hybrid_kernels=server_args.hybrid_kernels or "auto",
+        page_size=page_size_for(mem, grid),
+        radix_cache_backend=RADIX_BACKEND,
+        # Explicit: at "auto" stock would pick no_buffer together with disable_overlap_schedule.
+        mamba_radix_cache_strategy=MAMBA_STRATEGY,
+        # Its warm-up clears stock state slots and replays fixed indices.
+        disable_prefill_cuda_graph=True,
+    )
+
+
+def validate(server_args: Any, previous: Step) -> None:
+    """Step `handle_other_validations`: model, backends and derived values are known by now.
+
+    Raises:
+        Refusal: one sentence for the user.
+    """
+    previous(server_args)
+    if organization(server_args) is None:
+        return
+    refusals.refuse_resolved(server_args)
+
+
+def allow_no_buffer(original: Callable[[Any, str], None], view: Any, model_arch: str) -> None:
+    """Around `validate_mamba_no_buffer`: pages above one token and overlap are safe here.
+
+    Stock forbids both, since its one live slot may already hold the next step's state when the
+    previous step is published; a forked page is never written again.
+    """
+    if organization(view) is None:
+        original(view, model_arch)

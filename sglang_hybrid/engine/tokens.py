@@ -1,0 +1,170 @@
+"""SGLang's token allocator over an organization's units: slots, capacity, eviction by exact need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+from sglang_hybrid.engine.admission import GridPrefillBudget, most_new_tokens
+from sglang_hybrid.geometry import ceil_div
+from sglang_hybrid.pools.organization import Need, Organization
+
+if TYPE_CHECKING:
+    from sglang_hybrid.engine.cache import GridPrefixCache
+    from sglang_hybrid.engine.requests import GridRequests
+
+
+class GridTokens(PagedTokenToKVPoolAllocator):
+    """Units of attention KV as slot ids; ids are decided on the host, the device only gets copies."""
+
+    def __init__(
+        self,
+        organization: Organization,
+        requests: GridRequests,
+        dtype: torch.dtype,
+        device: str,
+        kvcache: Any,
+    ) -> None:
+        self.organization = organization
+        self.requests = requests
+        super().__init__(
+            organization.token_capacity(), organization.unit_tokens, dtype, device, kvcache, need_sort=False
+        )
+        self._offsets = torch.arange(organization.unit_tokens, dtype=torch.int64)
+
+    def connect(self, cache: GridPrefixCache) -> None:
+        self.cache = cache
+
+    # -- size -------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Free tokens plus attention tokens: pages that hold state leave it while they do.
+
+        SGLang divides by it, so one unit stands in when states have taken every page.
+        """
+        units = self.organization.units_free() + self.organization.units_allocated
+        return max(units, 1) * self.page_size
+
+    @size.setter
+    def size(self, value: int) -> None:
+        """The base class assigns its constant; ours follows the organization."""
+
+    def available_size(self) -> int:
+        free = self.organization.units_free()
+        if not free and not self.organization.units_allocated:
+            free = 1  # the unit that `size` stands in
+        return free * self.page_size
+
+    def get_all_free_pages(self) -> None:
+        """No page list on the device: SGLang's page census is skipped, `check_integrity` is ours."""
+        return
+
+    # -- allocation -------------------------------------------------------------------------
+
+    def slots_of(self, units: Sequence[int]) -> torch.Tensor:
+        """All slots of these units in order, `[len(units) * unit_tokens]` int64 on the device."""
+        first = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
+        return (first[:, None] + self._offsets).view(-1).to(self.device, non_blocking=True)
+
+    def _take(self, count: int) -> list[int] | None:
+        if not self.cache.lifetime.make_room(Need(units=count)):
+            return None
+        return self.organization.allocate_units(count)
+
+    def alloc_extend(
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+        num_new_pages: int | None = None,
+    ) -> torch.Tensor | None:
+        """Slots of an extend batch, in the order of `GridRequests.alloc`; None when it does not fit."""
+        states = self.requests.preparing_states()
+        unit_tokens = self.page_size
+        ends = seq_lens_cpu.tolist()
+        wanted = [ceil_div(end, unit_tokens) - len(s.units) for s, end in zip(states, ends, strict=True)]
+        fresh = self._take(sum(wanted))
+        if fresh is None:
+            return None
+        parts = []
+        taken = 0
+        for state, start, end, count in zip(states, prefix_lens_cpu.tolist(), ends, wanted, strict=True):
+            state.units += fresh[taken : taken + count]
+            taken += count
+            first = start // unit_tokens
+            units = torch.tensor(state.units[first : ceil_div(end, unit_tokens)], dtype=torch.int64)
+            slots = (units[:, None] * self.organization.slots_per_unit + self._offsets).view(-1)
+            parts.append(slots[start - first * unit_tokens : end - first * unit_tokens])
+        return torch.cat(parts).to(self.device, non_blocking=True)
+
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        """One slot a request: the next of its unit, or the first of a new one."""
+        crossing = ((seq_lens_cpu - 1) % self.page_size == 0).nonzero().view(-1)
+        out = last_loc.to(torch.int64) + 1
+        if not len(crossing):
+            return out
+        units = self._take(len(crossing))
+        if units is None:
+            return None
+        self.requests.decode_units = list(zip(crossing.tolist(), units, strict=True))
+        first = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
+        out[crossing.to(self.device, non_blocking=True)] = first.to(self.device, non_blocking=True)
+        return out
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Release the units under these slots.  SGLang's regular releases come by `free_kv_row`."""
+        if free_index.numel():
+            units = torch.unique(free_index // self.organization.slots_per_unit).tolist()
+            self.organization.release_units(units)
+
+    def free_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
+        self.free(free_index)
+
+    def clear(self) -> None:
+        """Flush; the cache resets the organization."""
+        self.free_pages = self.release_pages = None
+        self.free_group = None
+        self.free_page_ids_group: list[torch.Tensor] = []
+
+    # -- capacity ---------------------------------------------------------------------------
+
+    def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> None:
+        """SGLang asks by a page-rounded estimate before each allocation; ours evict by exact need."""
+
+    def get_extend_allocation_demand(self, *args: Any, **kwargs: Any) -> int:
+        return 0
+
+    def create_prefill_budget(
+        self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0
+    ) -> GridPrefillBudget:
+        return GridPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+
+    def max_new_tokens_for_memory(self, input_tokens: int, max_new_tokens: int, **kwargs: Any) -> int | None:
+        """At arrival: most tokens that an empty budget lets it generate; None: the prompt does not fit."""
+        most = most_new_tokens(self.organization, input_tokens)
+        return None if most is None else min(max_new_tokens, most)
+
+    def check_decode_capacity(
+        self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None
+    ) -> bool:
+        """Whether the next decode step finds its units; checkpoints at its boundaries are optional."""
+        return self.organization.could_fit(Need(units=ceil_div(num_tokens, self.page_size)))
+
+    def verify_byte_accounting(self) -> list[str]:
+        """Idle check of SGLang: nothing runs, so no page may be held or half reclaimed."""
+        usage = self.organization.usage()
+        problems = []
+        if usage.pages_held:
+            problems.append(f"{usage.pages_held} pages are held while nothing runs")
+        if usage.pages_reclaiming:
+            problems.append(f"{usage.pages_reclaiming} pages are stuck in a reclaim")
+        return problems
