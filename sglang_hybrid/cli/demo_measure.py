@@ -54,7 +54,7 @@ def _prefill(model: Any, prompts: torch.Tensor) -> Any:
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    model(prompts, past_key_values=cache, use_cache=True)
+    model(prompts, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache
 
 

@@ -1,0 +1,35 @@
+"""Order of the tests: fast ones first, then the engine tests grouped by server configuration."""
+
+
+import pytest
+
+from tests.support.configs import CONFIGS
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stock",
+        action="store_true",
+        help="engine tests with the plugin's flag off: output must equal cold, hits are not checked",
+    )
+
+
+def server_name(item: pytest.Item) -> str | None:
+    """Name of the shared configuration that a test runs on."""
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("server")
+
+
+def place(item: pytest.Item) -> tuple[int, int]:
+    """Sort key: folder, then configuration."""
+    in_engine = "tests/engine/" in item.path.as_posix()
+    name = server_name(item)
+    return in_engine, -1 if name is None else list(CONFIGS).index(name)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/engine/" in item.path.as_posix():
+            item.add_marker("engine")
+    items.sort(key=place)

@@ -1,0 +1,1 @@
+"""Harness of the engine tests: prompts, servers, cold reference, expected hits, pool balance."""

@@ -1,0 +1,163 @@
+"""Models and server configurations that the engine tests share.
+
+A start costs half a minute on two cores, so a test joins an existing configuration if it can. Tests run
+grouped by configuration, in the order of `CONFIGS`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_hybrid.cli.demo_model import FALCON_7B_LAYER
+from tests.support.budget import StateBytes
+
+ENV: Mapping[str, str] = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Environment of every server; a configuration may add to it."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A budget in the words of CASES.md: K tokens, `spare` cached checkpoints, beside R live states."""
+
+    tokens: int = 8192
+    spare: int = 512
+
+
+AMPLE = Memory()
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """One way to start a server. `memory` None leaves the budget to SGLang's memory fraction."""
+
+    name: str
+    grid: int = 8
+    model: str = "tiny"
+    hybrid: bool = True
+    memory: Memory | None = AMPLE
+    chunk: int = 256
+    running: int = 8
+    context: int = 4096
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def args(self, model_dir: Path) -> list[str]:
+        """Arguments of `sglang.launch_server`, host and port left out."""
+        args = [
+            "--model-path", str(model_dir),
+            "--dtype", "float32",
+            "--context-length", str(self.context),
+            "--chunked-prefill-size", str(self.chunk),
+            "--max-running-requests", str(self.running),
+            "--skip-server-warmup",
+            "--random-seed", "0",
+            "--enable-cache-report",
+            "--sleep-on-idle",
+            "--log-level-http", "warning",
+            *self.flags,
+        ]  # fmt: skip
+        if self.hybrid:
+            args += ["--hybrid-mem", "S1", "--hybrid-grid", str(self.grid)]
+            if self.memory is not None:
+                args += ["--hybrid-budget-bytes", str(self.budget_bytes(model_dir))]
+        return args
+
+    def budget_bytes(self, model_dir: Path) -> int:
+        """Value of `--hybrid-budget-bytes` for `memory` and the live states of R requests."""
+        assert self.memory is not None
+        state = StateBytes.of(model_dir)
+        pages = state.pages(self.grid, self.memory.tokens, self.memory.spare, self.running)
+        return state.budget(self.grid, pages)
+
+    def without_plugin(self) -> "ServerConfig":
+        """The same server with the flag off: stock pools of the same number of tokens."""
+        memory = self.memory or AMPLE
+        pools = (
+            "--max-total-tokens", str(max(memory.tokens, 1024)),
+            "--max-mamba-cache-size", str(memory.spare + 2 * self.running),
+        )  # fmt: skip
+        return ServerConfig(
+            name=f"stock-{self.name}",
+            grid=self.grid,
+            model=self.model,
+            hybrid=False,
+            chunk=self.chunk,
+            running=self.running,
+            context=self.context,
+            flags=(*self.flags, *pools),
+            env=self.env,
+        )
+
+
+def cold_config(model: str, context: int) -> ServerConfig:
+    """The reference: flag off, radix cache off."""
+    return ServerConfig(
+        name=f"cold-{model}",
+        model=model,
+        hybrid=False,
+        chunk=context,
+        context=context,
+        running=8,
+        flags=(
+            "--disable-radix-cache",
+            "--max-total-tokens",
+            str(2 * context),
+            "--max-mamba-cache-size",
+            "16",
+        ),
+    )
+
+
+CONFIGS: Mapping[str, ServerConfig] = {
+    config.name: config
+    for config in (
+        # Ample memory: hits follow the formula exactly.
+        ServerConfig("g8"),
+        ServerConfig("g16", grid=16),
+        # Chunks below, equal to and above the grid; 12 and 40 are off it.
+        ServerConfig("chunk3", chunk=3),
+        ServerConfig("chunk8", chunk=8),
+        ServerConfig("mixed12", chunk=12, flags=("--enable-mixed-chunk",)),
+        ServerConfig("g16-chunk40", grid=16, chunk=40),
+        ServerConfig(
+            "forced-retract",
+            chunk=20,
+            env={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"},
+        ),
+        # Little memory.
+        ServerConfig("tight", memory=Memory(tokens=512, spare=8), env={"SGLANG_REQ_RUNNING_TIMEOUT": "20"}),
+        ServerConfig("kv256", memory=Memory(tokens=256, spare=2), running=2),
+        ServerConfig(
+            "queue",
+            running=1,
+            flags=("--max-queued-requests", "2"),
+            env={"SGLANG_REQ_WAITING_TIMEOUT": "1"},
+        ),
+        # A public server: default budget, long vocabulary, tokenizer and chat template.
+        ServerConfig(
+            "public",
+            grid=16,
+            model="public",
+            memory=Memory(tokens=16384, spare=256),
+            running=32,
+            chunk=2048,
+            context=16384,
+        ),
+        # The default grid with pages as large as those of a real model.
+        ServerConfig("g512", grid=512, model="real-page", memory=Memory(tokens=16384, spare=24), chunk=2048),
+    )
+}
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {"vocab": 512, "context": 4096},
+    "public": {},
+    "real-page": {"shape": FALCON_7B_LAYER, "vocab": 512, "context": 4096},
+}
+"""Keyword arguments of `write_demo_model` for each model by name."""

@@ -1,0 +1,238 @@
+"""A real SGLang HTTP server in a subprocess, seen through its public endpoints and its log."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.support.reply import Reply, replies_of
+
+START_TIMEOUT = 240.0
+REQUEST_TIMEOUT = 120.0
+DRAIN_TIMEOUT = 30.0
+
+_PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
+
+
+class ServerDied(AssertionError):
+    """The server process ended while a test was talking to it; the message has the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class LiveServer:
+    """`python -m sglang.launch_server ARGS` on a free port, its output in `log_path`."""
+
+    def __init__(self, args: Sequence[str], log_path: Path, env: Mapping[str, str]) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = log_path
+        self._args = [
+            sys.executable, "-m", "sglang.launch_server", *args,
+            "--host", "127.0.0.1", "--port", str(self.port),
+        ]  # fmt: skip
+        self._env = {**os.environ, **env}
+        self._http = threading.local()
+        self._pool = ThreadPoolExecutor(64)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Spawn, and return once /health answers 200. Raises `ServerDied` when the process ends first."""
+        self.spawn()
+        self.wait_ready()
+
+    def spawn(self) -> None:
+        """Spawn without waiting."""
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._args, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env=self._env, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Return once /health answers 200."""
+
+        def healthy() -> bool:
+            self.check_alive()
+            try:
+                return requests.get(self.url + "/health", timeout=10).status_code == 200
+            except requests.RequestException:
+                return False
+
+        self.wait_until(healthy, "the server to become healthy", START_TIMEOUT, pause=0.2)
+
+    def wait_exit(self, timeout: float = START_TIMEOUT) -> int:
+        """Exit status of a server that is expected to refuse its arguments."""
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the server and every process that it started."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.process is None:
+            return
+        # Killed, not asked: SGLang's orderly end takes five seconds and would tidy this process group only.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def alive(self) -> bool:
+        """Whether the process runs. SGLang's launcher ends with its scheduler."""
+        return self.process is not None and self.process.poll() is None
+
+    def check_alive(self) -> None:
+        """Raise `ServerDied` if the process has ended."""
+        if not self.alive():
+            code = None if self.process is None else self.process.returncode
+            raise ServerDied(f"the server ended with status {code}; end of its log:\n{self.log_tail()}")
+
+    # -- log --------------------------------------------------------------------------------------
+
+    def log_mark(self) -> int:
+        """A position in the log, for `log_since`."""
+        return self.log_path.stat().st_size
+
+    def log_since(self, mark: int = 0) -> str:
+        """What was logged after a mark."""
+        with self.log_path.open("rb") as log:
+            log.seek(mark)
+            return log.read().decode(errors="replace")
+
+    def log_tail(self, lines: int = 60) -> str:
+        """The last lines of the log."""
+        return "\n".join(self.log_since().splitlines()[-lines:])
+
+    def prefill_batches(self, mark: int) -> list[tuple[int, int, int]]:
+        """(new sequences, new tokens, cached tokens) of each prefill batch logged after a mark."""
+        return [tuple(map(int, found)) for found in _PREFILL.findall(self.log_since(mark))]  # type: ignore[misc]
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def request(
+        self, method: str, path: str, timeout: float = REQUEST_TIMEOUT, **kwargs: Any
+    ) -> requests.Response:
+        """One HTTP request. A dead server raises `ServerDied`; a hung one fails with the end of its log."""
+        session = getattr(self._http, "session", None)
+        if session is None:
+            session = self._http.session = requests.Session()
+        try:
+            return session.request(method, self.url + path, timeout=timeout, **kwargs)
+        except requests.Timeout:
+            self.check_alive()
+            raise AssertionError(
+                f"no answer to {path} in {timeout:.0f} s; end of the log:\n{self.log_tail()}"
+            ) from None
+        except requests.RequestException as error:
+            # The launcher needs a moment to notice that its scheduler is gone.
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and self.alive():
+                time.sleep(0.1)
+            self.check_alive()
+            raise AssertionError(
+                f"{path} failed with {error!r}; end of the log:\n{self.log_tail()}"
+            ) from error
+
+    def post(self, path: str, body: Mapping[str, Any], timeout: float = REQUEST_TIMEOUT) -> Any:
+        """The JSON answer to a POST that must succeed."""
+        answer = self.request("POST", path, json=dict(body), timeout=timeout)
+        assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:2000]}"
+        return answer.json()
+
+    def generate(self, input_ids: Sequence[int], m: int, **extra: Any) -> Reply:
+        """One greedy request for exactly m tokens with their logprobs; `extra` goes into the body."""
+        (reply,) = self.generate_batch([input_ids], m, **extra)
+        return reply
+
+    def generate_batch(self, prompts: Sequence[Sequence[int]], m: int, **extra: Any) -> list[Reply]:
+        """One HTTP request for several prompts, which the scheduler queues in their order."""
+        body = generate_body([list(prompt) for prompt in prompts], m, **extra)
+        return replies_of(self.post("/generate", body))
+
+    def generate_all(self, input_ids: Sequence[int], m: int, **extra: Any) -> list[Reply]:
+        """Every sample of one prompt (sampling parameter `n`)."""
+        return replies_of(self.post("/generate", generate_body(list(input_ids), m, **extra)))
+
+    def submit(self, input_ids: Sequence[int], m: int, **extra: Any) -> Future[Reply]:
+        """`generate` in a thread of its own; an aborted or refused request is a reply too."""
+        return self._pool.submit(self._generate_any, list(input_ids), m, extra)
+
+    def _generate_any(self, input_ids: list[int], m: int, extra: Mapping[str, Any]) -> Reply:
+        answer = self.request("POST", "/generate", json=generate_body(input_ids, m, **extra))
+        if answer.status_code == 200:
+            (reply,) = replies_of([answer.json()])
+            return reply
+        return Reply.refused(answer.status_code, answer.text)
+
+    def abort(self, rid: str) -> None:
+        """Abort every request whose id begins with `rid` (SGLang compares prefixes)."""
+        answer = self.request("POST", "/abort_request", json={"rid": rid}, timeout=10)
+        assert answer.status_code == 200, answer.text
+
+    def flush(self) -> None:
+        """Empty the cache; a busy server refuses, and is then given time to drain."""
+        for patience in (0.0, DRAIN_TIMEOUT):
+            answer = self.request("POST", "/flush_cache", params={"timeout": patience}, timeout=patience + 30)
+            if answer.status_code == 200:
+                return
+        raise AssertionError(f"flush refused: {answer.text}\n{self.log_tail()}")
+
+    def info(self) -> dict[str, Any]:
+        """/server_info."""
+        answer = self.request("GET", "/server_info", timeout=30)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def load(self) -> tuple[int, int]:
+        """(running, waiting) requests."""
+        answer = self.request("GET", "/v1/loads", params={"include": "core"}, timeout=30)
+        assert answer.status_code == 200, answer.text
+        (rank,) = answer.json()["loads"]
+        return int(rank["num_running_reqs"]), int(rank["num_waiting_reqs"])
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def wait_until(
+        self, true: Callable[[], bool], what: str, timeout: float = 30.0, pause: float = 0.02
+    ) -> None:
+        """Poll; fails with the end of the log when it takes longer than `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not true():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {timeout:.0f} s for {what}; end of the log:\n{self.log_tail()}")
+            time.sleep(pause)
+
+    def wait_load(self, running: int, waiting: int) -> None:
+        """Until exactly so many requests run and wait."""
+        self.wait_until(lambda: self.load() == (running, waiting), f"{running} running and {waiting} waiting")
+
+    def wait_idle(self) -> None:
+        """Until nothing runs or waits."""
+        self.wait_until(lambda: self.load() == (0, 0), "the server to drain", DRAIN_TIMEOUT)
+
+
+def generate_body(input_ids: Sequence[Any], m: int, **extra: Any) -> dict[str, Any]:
+    """Body of a greedy /generate request; a key `sampling` in `extra` adds sampling parameters."""
+    sampling = {"temperature": 0, "max_new_tokens": m, "ignore_eos": True, **extra.pop("sampling", {})}
+    return {"input_ids": list(input_ids), "sampling_params": sampling, "return_logprob": True, **extra}

@@ -1,0 +1,141 @@
+"""The demo model remembers, shows a wrong state, speaks clearly, and is a checkpoint like any other."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_hybrid.cli import demo_model
+from sglang_hybrid.cli.demo_measure import measure
+from sglang_hybrid.cli.demo_model import FALCON_7B_LAYER, write_demo_model
+from sglang_hybrid.cli.demo_shape import DemoShape
+from sglang_hybrid.cli.demo_tokenizer import FIRST_BYTE, FIRST_NAMED
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo_model(tmp_path_factory.mktemp("demo") / "model")
+
+
+@pytest.mark.parametrize("sizes", [{}, {"vocab": 512, "context": 4096}], ids=["default", "small vocabulary"])
+def test_state_remembers_and_a_wrong_one_shows(sizes: dict[str, int], tmp_path: Path) -> None:
+    report = measure(str(write_demo_model(tmp_path, **sizes)), prompts=12)
+    assert report.influence > 0.05 and report.kl > 1e-3
+    assert report.zeroed_differ == 1.0
+    assert report.gap_share > 0.9
+    assert report.distinct > 8
+
+
+def test_measure_sees_a_model_that_forgets(tmp_path: Path) -> None:
+    """The measurement itself can fail.  What is left took the way over attention into a later state."""
+    from safetensors.torch import load_file, save_file
+
+    weights_file = write_demo_model(tmp_path, vocab=512) / "model.safetensors"
+    weights = load_file(weights_file)
+    for name in weights:
+        if name.endswith("A_log"):
+            weights[name] = torch.full_like(weights[name], 1.0)
+    save_file(weights, weights_file, metadata={"format": "pt"})
+    assert measure(str(tmp_path), prompts=4).influence < 0.01
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    first, again, other = (tmp_path / name for name in ("first", "again", "other"))
+    for path, seed in ((first, 3), (again, 3), (other, 4)):
+        write_demo_model(path, seed=seed, vocab=512)
+    for file in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (first / file).read_bytes() == (again / file).read_bytes()
+    assert (first / "model.safetensors").read_bytes() != (other / "model.safetensors").read_bytes()
+
+
+def test_tokenizer_keeps_bytes_and_ids(model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    assert tokenizer.is_fast and len(tokenizer) == 32_000
+    text = "Grüße, \n\t<12 <99> 世界! a  b"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert ids == [FIRST_BYTE + value for value in text.encode()] and tokenizer.decode(ids) == text
+    every_byte = list(range(FIRST_BYTE, FIRST_NAMED))
+    assert sorted(tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(every_byte))) == every_byte
+    said = [FIRST_NAMED, 31_999, 5_000, FIRST_NAMED]
+    assert tokenizer.encode(tokenizer.decode(said), add_special_tokens=False) == said
+
+
+def test_chat_template_extends_turn_by_turn(model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<400><401>"}]
+    asked = tokenizer.apply_chat_template(
+        turns[:1], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    both = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+    assert both[: len(asked) + 2] == [*asked, 400, 401]
+    assert tokenizer.convert_ids_to_tokens(both[-2]) == "<|im_end|>"
+
+
+def test_specials_and_bytes_are_never_said(model_dir: Path) -> None:
+    from safetensors.torch import load_file
+
+    head = load_file(model_dir / "model.safetensors")["lm_head.weight"]
+    assert not head[:FIRST_NAMED].any() and head[FIRST_NAMED:].any(1).all()
+
+
+def test_generation_config_is_greedy(model_dir: Path) -> None:
+    config = json.loads((model_dir / "generation_config.json").read_text())
+    assert config["eos_token_id"] == 2 and not config.get("do_sample", False)
+
+
+def test_every_size_is_a_flag(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    demo_model.add_parser(parser.add_subparsers())
+    flags = (
+        "--layers 3 --hidden 32 --intermediate 48 --vocab 400 --heads 2 --kv-heads 1 --head-dim 16"
+        " --ssm-heads 4 --ssm-head-dim 8 --ssm-state 16 --ssm-groups 2 --conv-width 3 --context 1024"
+    )
+    args = parser.parse_args(
+        ["demo-model", str(tmp_path), "--no-measure", "--dtype", "bfloat16", *flags.split()]
+    )
+    assert demo_model.run(args) == 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    want = {
+        "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 400,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "mamba_n_heads": 4,
+        "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_conv": 3, "mamba_d_ssm": 32,
+        "max_position_embeddings": 1024, "dtype": "bfloat16",
+    }  # fmt: skip
+    assert {name: config[name] for name in want} == want
+
+
+def test_falcon_layer_has_the_geometry_of_the_real_one() -> None:
+    shape = FALCON_7B_LAYER
+    assert 2 * shape.kv_heads * shape.head_dim * 2 * 512 == 512 << 10  # bf16 KV of one grid step
+    assert shape.ssm_width * shape.ssm_state * 2 == 3 * (512 << 10)  # bf16 state: three pages
+    assert shape.conv_channels * (shape.conv_width - 1) * 2 == 21_504  # bf16 conv window
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"),
+    [
+        ({"vocab": 200}, "vocabulary of 200"),
+        ({"heads": 3}, "2 KV heads"),
+        ({"ssm_groups": 4}, "4 groups"),
+        ({"layers": 0}, "at least 1"),
+        ({"conv_width": 1}, "conv width of 1"),
+    ],
+)
+def test_a_geometry_that_makes_no_model_is_named(sizes: dict[str, int], word: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=word):
+        write_demo_model(tmp_path / "model", **sizes)
+    assert not (tmp_path / "model").exists()
+
+
+def test_defaults_fill_three_pages_of_the_small_grid() -> None:
+    """The proportions that DemoShape promises: fp32, a grid of 8."""
+    shape = DemoShape()
+    page = 2 * shape.kv_heads * shape.head_dim * 4 * 8
+    assert shape.ssm_width * shape.ssm_state * 4 == 3 * page
+    assert shape.conv_channels * (shape.conv_width - 1) * 4 <= page // 4
