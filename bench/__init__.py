@@ -1,0 +1,1 @@
+"""Benches: each prints a table, or one JSON object with --json."""
