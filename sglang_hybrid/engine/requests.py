@@ -244,7 +244,8 @@ class GridRequests(HybridReqToTokenPool):
 
     def clear(self) -> None:
         """Flush: no request is running.  Tree and organization are reset by the cache."""
-        super().clear()
+        # Not `HybridReqToTokenPool.clear`: it clears slot pools that we do not have.
+        ReqToTokenPool.clear(self)
         self.states_by_row = [None] * len(self.states_by_row)
         self._requests = [None] * len(self._requests)
         self._forked = set()
