@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from sglang_hybrid import __version__
-from sglang_hybrid.cli import demo_model
+from sglang_hybrid.cli import demo_model, ledger
 
-COMMANDS = {"demo-model": demo_model}
+COMMANDS = {"demo-model": demo_model, "ledger": ledger}
 
 
 def build_parser() -> argparse.ArgumentParser:
