@@ -14,12 +14,10 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.common import human_readable_int
 
+from sglang_hybrid.geometry import DEFAULT_GRID, UNIT_TOKENS
+
 ORGANIZATIONS = ("S0", "S1", "S2", "D0")
 KERNELS = ("auto", "triton", "flashinfer", "torch")
-
-DEFAULT_GRID = 512
-D0_UNIT = 16
-"""Tokens of an attention block of the dual pools; their grid is larger and lies in the checkpoint pool."""
 
 RADIX_BACKEND = "hybrid_grid"
 """Name under which the grid tree is registered (`sglang.srt.mem_cache.registry`)."""
@@ -104,7 +102,7 @@ def grid_or_default(mem: str, grid: int | None) -> int | None:
 
 def page_size_for(mem: str, grid: int | None) -> int:
     """SGLang's page size in tokens: one attention block of the organization."""
-    return D0_UNIT if mem == "D0" else grid or DEFAULT_GRID
+    return UNIT_TOKENS if mem == "D0" else grid or DEFAULT_GRID
 
 
 def published_organization() -> str | None:

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 from sglang.srt.mem_cache.kv_cache_configurator import _InitializedPools
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
-from sglang.srt.runtime_context import get_context, get_parallel, get_schedule, get_server_args
+from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
 
 from sglang_hybrid.engine.admission import GridPrefillAdder
+from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
 from sglang_hybrid.engine.tokens import GridTokens
+from sglang_hybrid.geometry import native_grid
 from sglang_hybrid.pools.arena import Arenas, StateShape
+from sglang_hybrid.pools.dual import UNIT_TOKENS
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Need, Organization
 
@@ -77,11 +80,11 @@ def config_from_budget(
 ) -> Any:
     """Turn the byte budget into the organization's own whole number of blocks."""
     config = original(self, budget_bytes, cap_tokens=cap_tokens)
-    asked = get_server_args().hybrid_budget_bytes
+    asked = settings()
     shape = state_shape(self)
     model = shape.geometry(*layer_sets(self))
-    args = get_server_args()
-    organization = make_organization(args.hybrid_mem, model, args.hybrid_grid, int(asked or budget_bytes))
+    grid = asked.grid or native_grid(model, UNIT_TOKENS, scan_chunk(self))
+    organization = make_organization(asked.mem, model, grid, int(asked.budget_bytes or budget_bytes))
     _plans[id(self)] = Plan(shape, organization)
     config.max_total_num_tokens = organization.token_capacity()
     _log_budget(organization)
@@ -204,6 +207,11 @@ def layer_sets(configurator: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(layer for layer in layers if info.start_layer <= layer < info.end_layer)
 
     return here(config.full_attention_layer_ids), here(config.mamba2_cache_params.layers)
+
+
+def scan_chunk(configurator: Any) -> int:
+    """Tokens of a chunk of the model's scan; D0's native grid is a multiple of it."""
+    return int(getattr(configurator.mambaish_config, "mamba_chunk_size", 256))
 
 
 def state_shape(configurator: Any) -> StateShape:

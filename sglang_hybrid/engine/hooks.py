@@ -103,14 +103,16 @@ def published_on() -> bool:
     """Whether this process runs with the hybrid memory on.
 
     Raises:
-        SeamError: it does, and something failed when the plugin registered itself here.
+        SeamError: it does, but something failed when the plugin registered itself here, or the
+            arguments were resolved without it.
     """
     from sglang_hybrid.engine.args import published_organization
-    from sglang_hybrid.engine.seams import check_failures
+    from sglang_hybrid.engine.seams import check_failures, check_resolved
 
     if published_organization() is None:
         return False
     check_failures()
+    check_resolved()
     return True
 
 

@@ -20,7 +20,7 @@ def report(cache: GridPrefixCache) -> dict[str, Any]:
         "lost_bytes": organization.budget_bytes - used,
         **usage._asdict(),
         "blocks_cached": cache.tree.blocks_evictable,
-        "blocks_locked": cache.tree.blocks_locked,
+        "protected_tokens": cache.tree.blocks_locked * organization.grid,
         "namespaces": cache.tree.namespaces,
         "requests_running": cache.live.running,
         "pins": len(cache.pins),

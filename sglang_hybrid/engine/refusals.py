@@ -8,10 +8,12 @@ A value of the user's that equals ours is no conflict.  Source symbols: the fiel
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from sglang_hybrid.engine.args import (
-    D0_UNIT,
     KERNELS,
     MAMBA_STRATEGY,
     ORGANIZATIONS,
@@ -20,12 +22,26 @@ from sglang_hybrid.engine.args import (
     page_size_for,
 )
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, only, positive, refuse, unset
+from sglang_hybrid.geometry import UNIT_TOKENS, GeometryError, native_grid
 from sglang_hybrid.pools import factory
 
 BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
+RECOMMENDED = "S1"
+"""The organization a sentence proposes to somebody who named none."""
 BUILT_KERNELS = ("auto", "torch")
 ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3", "torch_native")
-KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
+PAGE_TABLE_BACKENDS = ("fa3",)
+"""Compute a page id as slot // page size; S0's slots have gaps, a page there holds more rows than a block."""
+KV_DTYPES = {
+    "auto": None,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+"""Unpacked KV dtypes by SGLang's names; None: the model's."""
+AMPLE_PIECES = 64
+"""Blocks and checkpoints an arena that no organization finds too small."""
 SERVED = {
     "FalconH1ForCausalLM": "every layer holds attention and a Mamba2 mixer, so one page serves both",
 }
@@ -46,17 +62,6 @@ def _kernels(facts: Facts) -> str | None:
         return None
     state = "not built yet" if value in KERNELS else "unknown"
     return f"--hybrid-kernels {value} is {state}; legal: {', '.join(BUILT_KERNELS)}."
-
-
-def _dual_grid(facts: Facts) -> str | None:
-    grid = facts.given("hybrid_grid")
-    if facts.mem != "D0" or grid is None or grid % D0_UNIT == 0:
-        return None
-    up = -(-grid // D0_UNIT) * D0_UNIT
-    return (
-        f"--hybrid-grid {grid} is not a multiple of D0's attention block of {D0_UNIT} tokens; "
-        f"use --hybrid-grid {up}."
-    )
 
 
 def _page_size(facts: Facts) -> str | None:
@@ -92,12 +97,16 @@ def _strategy(facts: Facts) -> str | None:
     )
 
 
+def _backends(mem: str) -> tuple[str, ...]:
+    return tuple(name for name in ATTENTION_BACKENDS if mem != "S0" or name not in PAGE_TABLE_BACKENDS)
+
+
 def _given_backend(field: str) -> Rule:
     def check(facts: Facts) -> str | None:
         value = facts.given(field)
-        return (
-            None if value in (None, *ATTENTION_BACKENDS) else _backend_sentence(flag_of(field), value, facts)
-        )
+        if value in (None, *_backends(facts.mem)):
+            return None
+        return _backend_sentence(flag_of(field), value, facts)
 
     return Rule(field, check)
 
@@ -105,7 +114,7 @@ def _given_backend(field: str) -> Rule:
 def _backend_sentence(flag: str, value: Any, facts: Facts) -> str:
     return (
         f"{flag} {value} is not supported with --hybrid-mem {facts.mem}: it brings its own page layout; "
-        f"legal: {', '.join(ATTENTION_BACKENDS)}."
+        f"legal: {', '.join(_backends(facts.mem))}."
     )
 
 
@@ -124,11 +133,11 @@ INPUT_RULES: tuple[Rule, ...] = (
     Rule("hybrid_kernels", _kernels),
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
-    Rule("hybrid_grid", _dual_grid),
     Rule("page_size", _page_size),
     Rule("radix_cache_backend", _radix_backend),
     Rule("mamba_radix_cache_strategy", _strategy),
     unset("max_mamba_cache_size", "states and KV share one memory"),
+    unset("max_total_tokens", "the memory is given in bytes by --hybrid-budget-bytes"),
     unset("mamba_full_memory_ratio", "states and KV share one memory"),
     only("mamba_max_states_per_path", (-1,), "the grid tree has its own retention"),
     off("disable_radix_cache", "the memory is owned by the grid tree"),
@@ -158,7 +167,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     off("enable_two_batch_overlap", "half batches would fork twice"),
     off("enable_linear_replayssm", "states are written every step"),
     off("enable_linear_replayssm_spec", "states are written every step"),
-    only("kv_cache_dtype", KV_DTYPES, "its pool is packed"),
+    only("kv_cache_dtype", tuple(KV_DTYPES), "its pool is packed"),
     _given_backend("attention_backend"),
     _given_backend("prefill_attention_backend"),
     _given_backend("decode_attention_backend"),
@@ -185,8 +194,38 @@ def _attention_backend(facts: Facts) -> str | None:
 
     prefill, decode = attention_backends_of(resolved_view(facts.record))
     for flag, value in (("--prefill-attention-backend", prefill), ("--decode-attention-backend", decode)):
-        if value not in ATTENTION_BACKENDS:
+        if value not in _backends(facts.mem):
             return _backend_sentence("--attention-backend" if prefill == decode else flag, value, facts)
+    return None
+
+
+def _layout(facts: Facts) -> str | None:
+    """Grid, model and, where it is given, budget: laid out once here, before weights load, on a small budget.
+
+    The scheduler lays out again (`build.config_from_budget`); without `--hybrid-budget-bytes` only it
+    knows the bytes.
+    """
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.runtime_context import get_parallel
+
+    from sglang_hybrid.engine import build
+
+    rank = SimpleNamespace(
+        model_config=facts.model,
+        mambaish_config=mambaish_config(facts.model),
+        kv_cache_dtype=KV_DTYPES[facts.now("kv_cache_dtype")] or facts.model.dtype,
+        layer_info=SimpleNamespace(start_layer=0, end_layer=facts.model.num_hidden_layers),
+    )
+    try:
+        with get_parallel().override(attn_tp_size=facts.now("tp_size") // facts.now("attn_dp_size")):
+            model = build.state_shape(rank).geometry(*build.layer_sets(rank))
+        grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, build.scan_chunk(rank))
+        ample = AMPLE_PIECES * model.arenas * (grid * model.kv_row_bytes + model.checkpoint_bytes)
+        factory.make_organization(
+            facts.mem, model, grid, min(facts.given("hybrid_budget_bytes") or ample, ample)
+        )
+    except GeometryError as error:
+        return f"{error} (--hybrid-mem {facts.mem}, --model-path {facts.now('model_path')})."
     return None
 
 
@@ -197,7 +236,7 @@ def _final_page(facts: Facts) -> str | None:
         return None
     return (
         f"page size {page} was forced by another option, but --hybrid-mem {facts.mem} needs {ours}; "
-        f"choose --attention-backend among {', '.join(ATTENTION_BACKENDS)}."
+        f"choose --attention-backend among {', '.join(_backends(facts.mem))}."
     )
 
 
@@ -227,6 +266,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     Rule("model_path", _architecture),
     Rule("attention_backend", _attention_backend),
     Rule("page_size", _final_page),
+    Rule("hybrid_grid", _layout),
     Rule("cuda_graph_config", _graph_config),
     Rule("mem_fraction_static", _post_capture),
 )
@@ -236,9 +276,9 @@ MODEL_RULES: tuple[Rule, ...] = (
 def refuse_orphans(extras: dict[str, Any], record: Any) -> None:
     """Refuse our options without `--hybrid-mem`: they would silently do nothing."""
     for field, value in extras.items():
-        legal = BUILT_ORGANIZATIONS[0]
         refuse(
-            f"{flag_of(field)} {value} has no effect without --hybrid-mem; add --hybrid-mem {legal}.", record
+            f"{flag_of(field)} {value} has no effect without --hybrid-mem; add --hybrid-mem {RECOMMENDED}.",
+            record,
         )
 
 

@@ -6,6 +6,7 @@ run in the parent, once, before a child is started or a weight is read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,17 @@ from sglang_hybrid.engine.args import (
 
 SOURCE = "sglang_hybrid"
 Step = Callable[[Any], None]
+
+logger = logging.getLogger(__name__)
+
+
+def legal_chunk(chunk: int, page: int) -> int:
+    """The nearest `chunked_prefill_size` in whole pages, at least one; `chunk` <= 0 means no chunking.
+
+    The stock check (`check_server_args` of `validation_hook`) asks for whole pages.  Ours would not
+    need them: a prefill leaves a checkpoint at every boundary it passes, wherever it ends.
+    """
+    return chunk if chunk <= 0 else max(page, chunk // page * page)
 
 
 def derive(server_args: Any, previous: Step) -> None:
@@ -55,6 +67,8 @@ def derive(server_args: Any, previous: Step) -> None:
         # Its warm-up clears stock state slots and replays fixed indices.
         disable_prefill_cuda_graph=True,
     )
+    # Now for what the user gave, since the memory heuristic reads it; SGLang's default follows later.
+    _fit_chunk(server_args)
 
 
 def validate(server_args: Any, previous: Step) -> None:
@@ -67,6 +81,25 @@ def validate(server_args: Any, previous: Step) -> None:
     if organization(server_args) is None:
         return
     refusals.refuse_resolved(server_args)
+    _fit_chunk(server_args)
+
+
+def _fit_chunk(server_args: Any) -> None:
+    """Declare a legal `chunked_prefill_size`; one warning with both numbers when it had to change."""
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    view = resolving_view(server_args)
+    chunk = view.chunked_prefill_size
+    legal = None if chunk is None else legal_chunk(chunk, view.page_size)
+    if legal == chunk:
+        return
+    logger.warning(
+        "chunked_prefill_size changed from %d to %d: it must be a multiple of the page size of %d tokens.",
+        chunk,
+        legal,
+        view.page_size,
+    )
+    declare_resolution(server_args, SOURCE, chunked_prefill_size=legal)
 
 
 def allow_no_buffer(original: Callable[[Any, str], None], view: Any, model_arch: str) -> None:

@@ -9,23 +9,14 @@ from __future__ import annotations
 from sglang_hybrid.engine.seams import Seam
 
 SEAMS: tuple[Seam, ...] = (
-    Seam(
-        "sglang.srt.arg_groups.arg_utils:Arg",
-        "help choices aliases cli_name type_parser nargs required action action_kwargs const no_cli "
-        "resolvable fallback",
-    ),
     Seam("sglang.srt.arg_groups.arg_utils:NS", "path"),
-    Seam("sglang.srt.arg_groups.cuda_graph_hook:parse_cuda_graph_config", "server_args"),
     Seam("sglang.srt.arg_groups.mamba_hook:validate_mamba_no_buffer", "view model_arch"),
-    Seam("sglang.srt.arg_groups.model_hook:handle_mamba_radix_cache", "server_args hf_config"),
     Seam("sglang.srt.arg_groups.overrides:attention_backends_of", "cfg"),
     Seam("sglang.srt.arg_groups.overrides:declare_resolution", "server_args source fields"),
     Seam("sglang.srt.arg_groups.overrides:model_config_of", "server_args"),
     Seam("sglang.srt.arg_groups.overrides:post_capture_kv_sizing_planned", "server_args"),
     Seam("sglang.srt.arg_groups.overrides:resolving_view", "server_args"),
     Seam("sglang.srt.arg_groups.resolution_hooks:register_resolution_hook", "name"),
-    Seam("sglang.srt.arg_groups.serving_hook:handle_missing_default_values", "server_args"),
-    Seam("sglang.srt.arg_groups.serving_hook:handle_other_validations", "server_args"),
     Seam("sglang.srt.layers.attention.attention_registry:attn_backend_wrapper", "runner full_attn_backend"),
     Seam("sglang.srt.layers.attention.base_attn_backend:AttentionBackend.shared_read_ends", "self fm"),
     Seam("sglang.srt.layers.attention.base_attn_backend:SharedReadEnds"),
@@ -63,11 +54,6 @@ SEAMS: tuple[Seam, ...] = (
         "mamba_cow_src_index mamba_needs_clear",
     ),
     Seam(
-        "sglang.srt.managers.schedule_batch:release_req",
-        "req remaing_req_count req_to_token_pool token_to_kv_pool_allocator tree_cache "
-        "hisparse_coordinator offload_kv",
-    ),
-    Seam(
         "sglang.srt.managers.schedule_policy:PrefillAdder.__init__",
         "self page_size tree_cache token_to_kv_pool_allocator running_batch new_token_ratio "
         "rem_input_tokens rem_chunk_tokens num_mixed_decode_tokens "
@@ -76,17 +62,7 @@ SEAMS: tuple[Seam, ...] = (
         "prefill_tile_block_m",
     ),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
-    Seam("sglang.srt.managers.scheduler:Scheduler.get_output_streamer_class", "self"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_prefill_adder_class", "self"),
-    Seam("sglang.srt.managers.scheduler:Scheduler.init_mamba_truncation_align", "self"),
-    Seam(
-        "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer.build_additional_customized_info",
-        "self reqs",
-    ),
-    Seam(
-        "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer.is_request_level_customized_info_key",
-        "self key",
-    ),
     Seam("sglang.srt.mem_cache.allocation:alloc_for_decode_default", "batch token_per_req"),
     Seam("sglang.srt.mem_cache.allocation:alloc_for_extend", "batch"),
     Seam("sglang.srt.mem_cache.allocation:ensure_mamba_capacity", "req_to_token_pool reqs tree_cache"),
@@ -123,7 +99,6 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.free", "self free_index"),
     Seam("sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.free_group_begin", "self"),
     Seam("sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.free_group_end", "self"),
-    Seam("sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.free_page_ids", "self page_ids"),
     Seam(
         "sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator.free_segment",
         "self free_index start_pos",
@@ -279,10 +254,6 @@ SEAMS: tuple[Seam, ...] = (
         "sglang.srt.mem_cache.memory_pool:MambaPool.State",
         "conv temporal replayssm_d replayssm_k replayssm_g replayssm_rawv replayssm_rawk replayssm_beta",
     ),
-    Seam(
-        "sglang.srt.mem_cache.memory_pool:ReqToTokenPool.__init__",
-        "self size max_context_len device enable_memory_saver",
-    ),
     Seam("sglang.srt.mem_cache.memory_pool:ReqToTokenPool.alloc", "self reqs"),
     Seam("sglang.srt.mem_cache.memory_pool:ReqToTokenPool.clear", "self"),
     Seam("sglang.srt.mem_cache.memory_pool:ReqToTokenPool.free", "self req"),
@@ -327,7 +298,4 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.runtime_context:get_schedule", ""),
     Seam("sglang.srt.runtime_context:get_server_args", ""),
     Seam("sglang.srt.server_args:ServerArgs.add_cli_args", "parser"),
-    Seam("sglang.srt.server_args:ServerArgs.from_cli_args", "args"),
-    Seam("sglang.srt.server_args:ServerArgs.resolve_once", "self"),
-    Seam("sglang.srt.server_args:prepare_server_args", "argv"),
 )

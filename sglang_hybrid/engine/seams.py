@@ -90,6 +90,24 @@ def check_failures() -> None:
         raise SeamError("sglang_hybrid could not register itself: " + "; ".join(_failures))
 
 
+def check_resolved() -> None:
+    """Raises SeamError when the published record carries our option but not what `resolve.derive` declares.
+
+    So it is when a program builds `HybridServerArgs` itself and resolves it before plugins are loaded.
+    """
+    from sglang.srt.arg_groups.overrides import resolution_result
+    from sglang.srt.runtime_context import get_server_args
+
+    from sglang_hybrid.engine.args import RADIX_BACKEND
+
+    found = resolution_result(get_server_args(), "radix_cache_backend")
+    if found != RADIX_BACKEND:
+        raise SeamError(
+            f"radix_cache_backend: expected {RADIX_BACKEND}, found {found}: the arguments were resolved "
+            "before load_plugins()"
+        )
+
+
 def check_parent() -> None:
     """All that can be proved before a child starts; imports the scheduler, so only with the flag on."""
     from sglang_hybrid.engine.hooks import HOOKS

@@ -1,0 +1,285 @@
+"""Each refused combination: one sentence that names the value given and a legal choice."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.arguments import kept_process, parse, resolved, view, write_config
+
+pytest.importorskip("sglang")
+
+from sglang_hybrid.engine import refusals, rules
+
+ON = ("--hybrid-mem", "S1")
+
+
+class Row(NamedTuple):
+    """Arguments beside --hybrid-mem S1, what the sentence must name, and the choice it must offer."""
+
+    argv: str
+    value: str
+    choice: str
+
+
+ROWS = (
+    Row("--hybrid-kernels flashinfer", "--hybrid-kernels flashinfer", "torch"),
+    Row("--hybrid-kernels triton", "--hybrid-kernels triton", "torch"),
+    Row("--hybrid-grid 0", "--hybrid-grid 0", "512"),
+    Row("--hybrid-grid -8", "--hybrid-grid -8", "512"),
+    Row("--hybrid-budget-bytes 0", "--hybrid-budget-bytes 0", "8G"),
+    Row("--page-size 64", "--page-size 64", "--hybrid-grid 64"),
+    Row(
+        "--hybrid-grid 16 --page-size 1",
+        "--page-size 1 conflicts with --hybrid-grid 16",
+        "leave --page-size out",
+    ),
+    Row("--radix-cache-backend flexkv", "--radix-cache-backend flexkv", "hybrid_grid"),
+    Row("--mamba-radix-cache-strategy extra_buffer", "extra_buffer", "no_buffer"),
+    Row("--max-mamba-cache-size 0", "--max-mamba-cache-size 0", "--hybrid-budget-bytes"),
+    Row("--max-total-tokens 8192", "--max-total-tokens 8192", "--hybrid-budget-bytes"),
+    Row("--mamba-full-memory-ratio 0.5", "--mamba-full-memory-ratio 0.5", "--hybrid-budget-bytes"),
+    Row("--mamba-max-states-per-path 3", "--mamba-max-states-per-path 3", "legal: -1"),
+    Row("--disable-radix-cache", "--disable-radix-cache", "leave it out"),
+    Row("--speculative-algorithm NGRAM", "--speculative-algorithm NGRAM", "leave it out"),
+    Row("--disaggregation-mode decode", "--disaggregation-mode decode", "null"),
+    Row("--enable-pdmux", "--enable-pdmux", "leave it out"),
+    Row("--enable-hierarchical-cache", "--enable-hierarchical-cache", "leave it out"),
+    Row("--hicache-storage-backend file", "--hicache-storage-backend file", "leave it out"),
+    Row("--enable-lmcache", "--enable-lmcache", "leave it out"),
+    Row("--enable-flexkv", "--enable-flexkv", "leave it out"),
+    Row("--enable-unified-cache-external-linker", "--enable-unified-cache-external-linker", "leave it out"),
+    Row("--enable-unified-memory", "--enable-unified-memory", "leave it out"),
+    Row("--enable-page-major-kv-layout", "--enable-page-major-kv-layout", "leave it out"),
+    Row("--enable-int8-mamba-checkpoint", "--enable-int8-mamba-checkpoint", "leave it out"),
+    Row(
+        "--enable-mamba-cache-stochastic-rounding", "--enable-mamba-cache-stochastic-rounding", "leave it out"
+    ),
+    Row("--enable-streaming-session", "--enable-streaming-session", "leave it out"),
+    Row("--enable-session-radix-cache", "--enable-session-radix-cache", "leave it out"),
+    Row("--radix-eviction-policy lfu", "--radix-eviction-policy lfu", "lru"),
+    Row("--pp-size 2", "--pp-size 2", "legal: 1"),
+    Row("--dcp-size 2 --tp-size 2", "--dcp-size 2", "legal: 1"),
+    Row("--attn-cp-size 2 --tp-size 2", "--attn-cp-size 2", "legal: 1"),
+    Row("--enable-prefill-cp", "--enable-prefill-cp", "leave it out"),
+    Row("--enable-kv-cache-sharding", "--enable-kv-cache-sharding", "leave it out"),
+    Row("--prefill-only-disable-kv-cache", "--prefill-only-disable-kv-cache", "leave it out"),
+    Row("--dllm-algorithm LowConfidence", "--dllm-algorithm LowConfidence", "leave it out"),
+    Row("--enable-hisparse", "--enable-hisparse", "leave it out"),
+    Row("--enable-two-batch-overlap", "--enable-two-batch-overlap", "leave it out"),
+    Row("--enable-linear-replayssm", "--enable-linear-replayssm", "leave it out"),
+    Row("--enable-linear-replayssm-spec", "--enable-linear-replayssm-spec", "leave it out"),
+    Row("--kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4", "auto"),
+    Row("--kv-cache-dtype fp4_mx_block16", "--kv-cache-dtype fp4_mx_block16", "auto"),
+    Row("--kv-cache-dtype mxfp8", "--kv-cache-dtype mxfp8", "fp8_e4m3"),
+    Row(
+        "--attention-backend trtllm_mha",
+        "--attention-backend trtllm_mha",
+        "triton, flashinfer, fa3, torch_native",
+    ),
+    Row("--prefill-attention-backend fa4", "--prefill-attention-backend fa4", "fa3"),
+    Row("--decode-attention-backend intel_amx", "--decode-attention-backend intel_amx", "torch_native"),
+    Row("--cuda-graph-backend-prefill breakable", "breakable", "--cuda-graph-backend-prefill disabled"),
+    Row(
+        '--cuda-graph-config {"prefill":{"backend":"full"}}',
+        "prefill backend full",
+        '{"backend": "disabled"}',
+    ),
+    Row("--enable-memory-saver", "--enable-memory-saver", "leave it out"),
+    Row("--kv-events-config {}", "--kv-events-config {}", "leave it out"),
+    Row("--use-ray", "--use-ray", "leave it out"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _kept() -> Iterator[None]:
+    with kept_process():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_config(tmp_path_factory.mktemp("falcon"))
+
+
+def sentence(*argv: str) -> str:
+    """The refusal of a command line: exactly one sentence on one line."""
+    with pytest.raises(rules.Refusal) as caught:
+        resolved(*argv, "--skip-tokenizer-init")
+    text = str(caught.value)
+    assert re.fullmatch(r"[^\n]+\.", text)
+    return text
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.argv)
+def test_refused(row: Row, model: str) -> None:
+    said = sentence("--model-path", model, *ON, *row.argv.split())
+    assert row.value in said
+    assert row.choice in said
+
+
+def test_every_rule_has_a_row() -> None:
+    ours = {"hybrid_mem"}
+    planted = {"model_path", "mem_fraction_static", "cuda_graph_config"}  # tests of their own below
+    rowed = {match.replace("-", "_") for row in ROWS for match in re.findall(r"--([a-z0-9-]+)", row.argv)}
+    ruled = {rule.field for rule in (*refusals.INPUT_RULES, *refusals.MODEL_RULES)}
+    assert ruled - ours - planted <= rowed
+
+
+def test_every_rule_names_a_real_option() -> None:
+    """`flag_of` spells a flag from the field; the parser must know it by that spelling."""
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    parse("--model-path", "none")
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    known = set(parser._option_string_actions)
+    for rule in (*refusals.INPUT_RULES, *refusals.MODEL_RULES):
+        assert rules.flag_of(rule.field) in known
+
+
+def test_organization_not_built(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "BUILT_ORGANIZATIONS", ("S1",))
+    said = sentence("--model-path", model, "--hybrid-mem", "S2")
+    assert said == "--hybrid-mem S2 is not built yet; legal: S1."
+
+
+def test_dual_page_is_its_unit(model: str) -> None:
+    said = sentence("--model-path", model, "--hybrid-mem", "D0", "--page-size", "64")
+    assert "--page-size 64" in said
+    assert "--page-size 16" in said
+
+
+def test_coarse_slots_need_a_backend_that_indexes_by_token(model: str) -> None:
+    said = sentence("--model-path", model, "--hybrid-mem", "S0", "--attention-backend", "fa3")
+    assert "--attention-backend fa3" in said
+    assert said.endswith("legal: triton, flashinfer, torch_native.")
+
+
+@pytest.mark.parametrize(
+    ("mem", "argv", "value", "choice"),
+    [
+        ("D0", "--hybrid-grid 100", "--hybrid-grid 100", "112"),
+        ("S1", "--hybrid-grid 8 --hybrid-budget-bytes 1000", "--hybrid-budget-bytes 1000", "or more"),
+        ("D0", "--hybrid-budget-bytes 1000", "--hybrid-budget-bytes 1000", "or more"),
+        ("S2", "--hybrid-grid 4", "S2 does not pack", "--hybrid-mem S1"),
+        ("S1", "--hybrid-grid 1", "(--hybrid-grid 1)", "or larger"),
+    ],
+)
+def test_layout(mem: str, argv: str, value: str, choice: str, model: str) -> None:
+    """Grid, budget and model do not go together: known in the parent, from config.json alone."""
+    said = sentence("--model-path", model, "--hybrid-mem", mem, *argv.split())
+    assert value in said
+    assert choice in said
+
+
+@pytest.mark.parametrize("mem", refusals.BUILT_ORGANIZATIONS)
+def test_every_built_organization_passes(mem: str, model: str) -> None:
+    record = resolved("--model-path", model, "--skip-tokenizer-init", "--hybrid-mem", mem)
+    assert view(record).radix_cache_backend == "hybrid_grid"
+
+
+@pytest.mark.parametrize(
+    "extra", ["--hybrid-grid 16", "--hybrid-budget-bytes 1000", "--hybrid-kernels torch"]
+)
+def test_option_without_the_switch(extra: str, model: str) -> None:
+    said = sentence("--model-path", model, *extra.split())
+    assert f"{extra} has no effect without --hybrid-mem; add --hybrid-mem S1" in said
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("LlamaForCausalLM", {"model_type": "llama"}),
+        ("MambaForCausalLM", {"model_type": "mamba", "state_size": 16, "num_hidden_layers": 2}),
+        ("Gemma2ForCausalLM", {"model_type": "gemma2", "sliding_window": 64}),
+        ("Qwen3NextForCausalLM", {"model_type": "qwen3_next", "full_attention_interval": 4}),
+    ],
+)
+def test_model_not_served(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """Plain attention, pure SSM, sliding windows, and a hybrid that has no adapter yet."""
+    model = write_config(tmp_path, architecture, **config)
+    said = sentence("--model-path", model, *ON)
+    assert architecture in said
+    assert "FalconH1ForCausalLM" in said
+
+
+def test_post_capture_sizing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.arg_groups import overrides
+
+    monkeypatch.setattr(overrides, "post_capture_kv_sizing_planned", lambda server_args: True)
+    said = sentence("--model-path", model, *ON)
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1" in said
+    assert "set it to 0" in said
+
+
+def test_page_size_forced_by_another_step(model: str) -> None:
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    record = resolved("--model-path", model, *ON)
+    declare_resolution(record, "a later step", page_size=64)
+    with pytest.raises(rules.Refusal, match=r"page size 64 .* needs 512"):
+        refusals.refuse_resolved(record)
+
+
+def test_engine_values_are_checked_too(model: str) -> None:
+    """`sgl.Engine` bypasses argparse: choices and types come through here."""
+    from sglang.srt.server_args import ServerArgs
+
+    parse("--model-path", "none")
+    for fields, said in (
+        ({"hybrid_mem": "S9"}, r"--hybrid-mem S9 is unknown; legal: .*S1"),
+        ({"hybrid_mem": "S1", "hybrid_kernels": "cuda"}, r"--hybrid-kernels cuda is unknown; legal: auto"),
+        ({"hybrid_mem": "S1", "hybrid_grid": "16"}, r"--hybrid-grid '16' must be a whole number"),
+        ({"hybrid_mem": "S1", "hybrid_grid": True}, r"--hybrid-grid True must be a whole number"),
+    ):
+        with pytest.raises(rules.Refusal, match=said):
+            ServerArgs(model_path=model, **fields).resolve_once()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        "--hybrid-grid 16 --page-size 16",
+        "--page-size 512",
+        "--radix-cache-backend hybrid_grid",
+        "--mamba-radix-cache-strategy no_buffer",
+        "--mamba-radix-cache-strategy auto",
+        "--radix-eviction-policy lru",
+        "--cuda-graph-backend-prefill disabled",
+        "--attention-backend torch_native",
+        "--hybrid-kernels torch",
+        "--disable-overlap-schedule",
+        "--kv-cache-dtype bf16",
+    ],
+)
+def test_equal_to_ours_is_no_conflict(same: str, model: str) -> None:
+    record = resolved("--model-path", model, "--skip-tokenizer-init", *ON, *same.split())
+    assert view(record).radix_cache_backend == "hybrid_grid"
+
+
+def test_off_refuses_nothing(model: str) -> None:
+    record = resolved(
+        "--model-path", model, "--skip-tokenizer-init", "--disable-radix-cache", "--pp-size", "1"
+    )
+    assert view(record).disable_radix_cache is True
+
+
+def test_plain_speech_only_on_a_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Uncaught, a refusal of the launcher is one line; other exceptions keep their own hook."""
+    seen: list[type[BaseException]] = []
+    sys.excepthook = mine = lambda kind, value, trace: seen.append(kind)
+    engine = parse("--model-path", model)
+    engine._launch_command = "Engine(model_path='x')"
+    rules.speak_plainly(engine)
+    assert sys.excepthook is mine
+    rules.speak_plainly(parse("--model-path", model))
+    sys.excepthook(rules.Refusal, rules.Refusal("no."), None)
+    sys.excepthook(KeyError, KeyError("x"), None)
+    assert capsys.readouterr().err == "sglang_hybrid: error: no.\n"
+    assert seen == [KeyError]

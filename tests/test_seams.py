@@ -1,0 +1,240 @@
+"""The seam table against the installed SGLang, and a start that ends when a hook did not take."""
+
+import inspect
+import pkgutil
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.arguments import kept_process, parse
+
+pytest.importorskip("sglang")
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_hybrid.engine import hooks, seams
+from sglang_hybrid.engine.hooks import HOOKS, Hook
+from sglang_hybrid.engine.seam_table import SEAMS
+from sglang_hybrid.engine.seams import Seam, SeamError
+
+
+@pytest.fixture(autouse=True)
+def _kept() -> Iterator[None]:
+    with kept_process():
+        parse("--model-path", "none")  # loads plugins
+        yield
+        seams.clear_failures()
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of somebody else's, with one function to hook; the registry forgets it afterwards."""
+    module = types.ModuleType("toy_target")
+    module.twice = lambda value, *, plus=0: 2 * value + plus  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "toy_target", module)
+    monkeypatch.setattr(HookRegistry, "_hooks", HookRegistry._hooks.copy())
+    monkeypatch.setattr(HookRegistry, "_patched", set(HookRegistry._patched))
+    return module
+
+
+def hooked(toy: types.ModuleType, function: str, kind: HookType) -> Hook:
+    hook = Hook("toy_target.twice", function, kind)
+    HookRegistry.register(hook.target, hooks.entry(hook), hook.kind)
+    HookRegistry.apply_hooks()
+    return hook
+
+
+def add_hundred(original: Callable[..., int], *args: Any, **kwargs: Any) -> int:
+    return original(*args, **kwargs) + 100
+
+
+def add_thousand(result: int, *args: Any, **kwargs: Any) -> int:
+    return result + 1000
+
+
+# -- table ----------------------------------------------------------------------------------
+
+
+def test_table_fits_the_installed_sglang() -> None:
+    seams.check_version()
+    seams.check_seams(SEAMS)
+
+
+def test_no_seam_twice() -> None:
+    assert len({seam.path for seam in SEAMS}) == len(SEAMS)
+
+
+def test_every_hooked_function_is_a_seam() -> None:
+    recorded = {seam.path.replace(":", ".") for seam in SEAMS}
+    classes = {hook.target for hook in HOOKS if hook.kind is HookType.REPLACE}
+    assert {hook.target for hook in HOOKS} - classes <= recorded
+
+
+def adapters() -> Iterator[type]:
+    """Classes of ours that subclass one of SGLang's."""
+    for name in ("admission", "build", "cache", "mixer", "requests", "tokens"):
+        module = pkgutil.resolve_name(f"sglang_hybrid.engine.{name}")
+        for thing in vars(module).values():
+            if isinstance(thing, type) and thing.__module__ == module.__name__:
+                yield thing
+
+
+def overridden(adapter: type) -> Iterator[Any]:
+    """Functions of SGLang's classes that this adapter overrides."""
+    for name, own in vars(adapter).items():
+        if not inspect.isfunction(own) or name.startswith("__"):
+            continue
+        for base in adapter.__mro__[1:]:
+            if name in vars(base):
+                if base.__module__.startswith("sglang."):
+                    yield vars(base)[name]
+                break
+
+
+def test_every_overridden_method_is_a_seam() -> None:
+    recorded = {id(inspect.unwrap(pkgutil.resolve_name(seam.path))) for seam in SEAMS}
+    missing = {
+        f"{function.__module__}:{function.__qualname__}"
+        for adapter in adapters()
+        for function in overridden(adapter)
+        if id(inspect.unwrap(function)) not in recorded
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("seam", "found"),
+    [
+        (
+            Seam("sglang.srt.arg_groups.overrides:declare_resolution", "server_args fields"),
+            "found (server_args source fields)",
+        ),
+        (Seam("sglang.srt.mem_cache.base_prefix_cache:EvictParams", "tokens"), "found (num_tokens"),
+        (Seam("sglang.srt.arg_groups.overrides:declare"), "expected it to exist, found AttributeError"),
+        (Seam("sglang.srt.no_such_module:name"), "expected it to exist, found ModuleNotFoundError"),
+        (Seam("sglang.version:__version__", "self"), "found nothing callable"),
+    ],
+)
+def test_a_changed_seam_is_named(seam: Seam, found: str) -> None:
+    with pytest.raises(SeamError) as caught:
+        seams.check_seams([seam])
+    assert seam.path in str(caught.value)
+    assert found in str(caught.value)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang.version.__version__", "0.5.24")
+    with pytest.raises(SeamError, match=r"expected 0\.5\.23, found 0\.5\.24"):
+        seams.check_version()
+
+
+# -- hooks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.target.rsplit(".", 1)[-1])
+def test_hook_has_its_function(hook: Hook) -> None:
+    function = pkgutil.resolve_name(hook.function)
+    first = {HookType.AROUND: "original", HookType.AFTER: "result"}.get(hook.kind)
+    if first is not None:
+        assert next(iter(inspect.signature(function).parameters)) == first
+
+
+@pytest.mark.parametrize("kind", [HookType.AROUND, HookType.AFTER])
+def test_off_passes_through(toy: types.ModuleType, kind: HookType) -> None:
+    """The adapter is not even imported: this one does not exist."""
+    hook = hooked(toy, "no_such_module:function", kind)
+    assert toy.twice(3, plus=1) == 7
+    assert hooks.is_live(hook)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "result"),
+    [("add_hundred", HookType.AROUND, 107), ("add_thousand", HookType.AFTER, 1007)],
+)
+def test_on_reaches_the_adapter(
+    toy: types.ModuleType, monkeypatch: pytest.MonkeyPatch, function: str, kind: HookType, result: int
+) -> None:
+    hooked(toy, f"{__name__}:{function}", kind)
+    monkeypatch.setattr(hooks, "published_on", lambda: True)
+    assert toy.twice(3, plus=1) == result
+
+
+def test_live_means_reached(toy: types.ModuleType) -> None:
+    hook = Hook("toy_target.twice", f"{__name__}:add_hundred", HookType.AROUND)
+    assert not hooks.is_live(hook)
+    hooked(toy, hook.function, hook.kind)
+    assert hooks.is_live(hook)
+    under = toy.twice
+    toy.twice = lambda value: value  # another plugin assigns over it
+    assert not hooks.is_live(hook)
+    toy.twice = HookRegistryWrapped(under)  # another plugin wraps it and calls on
+    assert hooks.is_live(hook)
+
+
+class HookRegistryWrapped:
+    """A wrapper as `functools.wraps` leaves it."""
+
+    def __init__(self, wrapped: Callable[..., Any]) -> None:
+        self.__wrapped__ = wrapped
+
+
+def test_a_recorded_failure_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    seams.record_failure("tree factory", ValueError("'hybrid_grid' is already registered"))
+    with pytest.raises(SeamError, match="tree factory: ValueError: 'hybrid_grid' is already registered"):
+        seams.check_parent()
+    monkeypatch.setattr("sglang_hybrid.engine.args.published_organization", lambda: "S1")
+    with pytest.raises(SeamError, match="already registered"):
+        hooks.published_on()
+
+
+def test_arguments_resolved_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_hybrid.engine.args import HybridServerArgs
+
+    record = HybridServerArgs(model_path="none", hybrid_mem="S1")
+    monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: record)
+    with pytest.raises(SeamError, match=r"expected hybrid_grid, found None: .* before load_plugins"):
+        hooks.published_on()
+
+
+def test_a_failure_is_nobodys_business_when_off() -> None:
+    seams.record_failure("tree factory", ValueError("taken"))
+    assert hooks.published_on() is False
+
+
+# -- state backends -------------------------------------------------------------------------
+
+
+class Stock:
+    pass
+
+
+class Ours(Stock):
+    pass
+
+
+@pytest.fixture
+def backends(toy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    toy.Stock = Stock  # type: ignore[attr-defined]
+    monkeypatch.setattr(hooks, "STATE_BACKENDS", (("toy_target", "Stock", f"{__name__}:Ours"),))
+    return toy
+
+
+def test_our_backend_is_built_and_the_name_restored(backends: Any) -> None:
+    def wrapper(runner: Any, full: Any) -> Any:
+        return types.SimpleNamespace(linear_attn_backend=backends.Stock(), full=full)
+
+    built = hooks.build_attention(wrapper, None, "full")
+    assert type(built.linear_attn_backend) is Ours
+    assert built.full == "full"
+    assert backends.Stock is Stock
+
+
+def test_another_backend_ends_the_start(backends: Any) -> None:
+    with pytest.raises(SeamError, match=r"expected a state backend among \['Ours'\], found Stock"):
+        hooks.build_attention(lambda *_: types.SimpleNamespace(linear_attn_backend=Stock()), None, None)
+    with pytest.raises(ZeroDivisionError):
+        hooks.build_attention(lambda *_: 1 // 0, None, None)
+    assert backends.Stock is Stock
