@@ -11,6 +11,19 @@ from dataclasses import dataclass
 DEFAULT_GRID = 512
 """Tokens between two boundaries; inherited by the source, not tuned (PAPER.md, Geometry)."""
 
+UNIT_TOKENS = 16
+"""Tokens of D0's attention unit."""
+
+DEFAULT_ATTENTION_SHARE = 0.5
+"""Part of D0's budget that attention gets when nobody says otherwise."""
+
+LEAST_PIECES = 2
+"""Units and checkpoints that a pool must hold beside its sink: a request's block and one for rounding,
+its live state and a hit's checkpoint."""
+
+SCAN_CHUNK = 256
+"""Tokens of a chunk of the scan, for a model whose config names none."""
+
 
 class GeometryError(ValueError):
     """A model, grid or budget that cannot be laid out; the message names a legal choice."""
@@ -100,16 +113,59 @@ class PageGeometry:
         if rows == 0:
             return 0
         if self.rows_per_page == 0:
+            least = max(self.model.ssm_row_bytes, self.model.conv_line_bytes)
             raise GeometryError(
                 f"a page of {self.page_bytes} bytes does not hold one SSM row of "
-                f"{self.model.ssm_row_bytes}: use a larger --hybrid-grid"
+                f"{self.model.ssm_row_bytes}: use --hybrid-grid "
+                f"{ceil_div(least, self.model.kv_row_bytes)} or larger"
             )
         return ceil_div(rows, self.rows_per_page)
+
+    @property
+    def conv_pages(self) -> int:
+        """Dedicated conv pages of a checkpoint in S1: one, none when the model keeps no conv state.
+
+        Raises `GeometryError` when a conv line does not fit a page.
+        """
+        line = self.model.conv_line_bytes
+        if line > self.page_bytes:
+            rows = ceil_div(line, self.model.kv_row_bytes)
+            raise GeometryError(
+                f"a conv line of {line} bytes does not fit a page of {self.page_bytes} "
+                f"(--hybrid-grid {self.page_bytes // self.model.kv_row_bytes}): "
+                f"use --hybrid-grid {rows} or larger"
+            )
+        return 1 if line else 0
+
+    def slots_per_page(self, slot_bytes: int) -> int:
+        """Conv slots of a slab page in S2.  Raises `GeometryError` when packing does not pay."""
+        line = self.model.conv_line_bytes
+        rows = ceil_div(max(4 * slot_bytes, self.model.ssm_row_bytes), self.model.kv_row_bytes)
+        if line == 0:
+            raise GeometryError("S2 packs conv states and this model keeps none: use --hybrid-mem S1")
+        if not packs_conv(slot_bytes, self.page_bytes):
+            raise GeometryError(
+                f"S2 does not pack a conv line of {line} bytes: its slot of {slot_bytes} is more than a "
+                f"quarter of a page of {self.page_bytes} "
+                f"(--hybrid-grid {self.page_bytes // self.model.kv_row_bytes}); "
+                f"use --hybrid-mem S1, or --hybrid-grid {rows} or larger"
+            )
+        return self.page_bytes // slot_bytes
 
 
 def block_bytes(model: ModelGeometry, grid: int) -> int:
     """One attention block: the KV of one grid step in one attention layer, the paper's A."""
     return grid * model.kv_row_bytes
+
+
+def whole_rows_bytes(model: ModelGeometry, size: int) -> int:
+    """`size` bytes rounded up to whole KV rows."""
+    return ceil_div(size, model.kv_row_bytes) * model.kv_row_bytes
+
+
+def coarse_page_bytes(model: ModelGeometry, grid: int) -> int:
+    """S0's page: a checkpoint in whole KV rows, or a block where that is larger: it must hold either."""
+    return max(block_bytes(model, grid), whole_rows_bytes(model, model.checkpoint_bytes))
 
 
 def conv_slot_bytes(model: ModelGeometry, *, tight: bool = False) -> int:
@@ -136,3 +192,34 @@ def native_grid(model: ModelGeometry, unit_tokens: int, chunk: int) -> int:
     """
     tokens = ceil_div(ceil_div(model.checkpoint_bytes, model.kv_row_bytes), unit_tokens) * unit_tokens
     return ceil_div(tokens, chunk) * chunk
+
+
+def check_unit_grid(grid: int) -> None:
+    """Raises `GeometryError` when D0's units do not divide the grid."""
+    if grid % UNIT_TOKENS:
+        raise GeometryError(
+            f"--hybrid-grid {grid} is no multiple of D0's unit of {UNIT_TOKENS} tokens: use "
+            f"{ceil_div(grid, UNIT_TOKENS) * UNIT_TOKENS}"
+        )
+
+
+def arena_pages(model: ModelGeometry, page_bytes: int, budget_bytes: int) -> int:
+    """Pages an arena gets from a budget for all arenas, sink page included: it is memory like any other."""
+    return budget_bytes // (page_bytes * model.arenas)
+
+
+def dual_pages(model: ModelGeometry, budget_bytes: int, attention_share: float) -> tuple[int, int]:
+    """D0's (units, checkpoints) of an arena, each with its sink page; what the units leave goes to state."""
+    if not 0.0 < attention_share < 1.0:
+        raise GeometryError(
+            f"--hybrid-attention-share {attention_share} leaves one pool empty: use a value between 0 and 1"
+        )
+    arena = budget_bytes // model.arenas
+    units = int(arena * attention_share) // block_bytes(model, UNIT_TOKENS)
+    rest = arena - units * block_bytes(model, UNIT_TOKENS)
+    return units, rest // whole_rows_bytes(model, model.checkpoint_bytes)
+
+
+def dual_least(grid: int) -> tuple[int, int]:
+    """D0's least (units, checkpoints) beside the sinks: `LEAST_PIECES`, where a block is many units."""
+    return grid // UNIT_TOKENS + LEAST_PIECES - 1, LEAST_PIECES

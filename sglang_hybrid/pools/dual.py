@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from sglang_hybrid.geometry import GeometryError, ModelGeometry, ceil_div
+from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE as DEFAULT_ATTENTION_SHARE
+from sglang_hybrid.geometry import UNIT_TOKENS as UNIT_TOKENS
+from sglang_hybrid.geometry import (
+    GeometryError,
+    ModelGeometry,
+    block_bytes,
+    check_unit_grid,
+    dual_least,
+    dual_pages,
+    whole_rows_bytes,
+)
 from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief
 from sglang_hybrid.pools.pages import PagePool
-from sglang_hybrid.pools.shared import SMALLEST
-
-UNIT_TOKENS = 16
-"""Tokens of an attention unit."""
-
-DEFAULT_ATTENTION_SHARE = 0.5
-"""Part of the budget that attention gets when nobody says otherwise."""
 
 
 class DualPools(Organization):
@@ -29,32 +32,22 @@ class DualPools(Organization):
         attention_share: float = DEFAULT_ATTENTION_SHARE,
     ) -> None:
         super().__init__(model, budget_bytes)
-        if grid % UNIT_TOKENS:
-            raise GeometryError(
-                f"--hybrid-grid {grid} is no multiple of D0's unit of {UNIT_TOKENS} tokens: use "
-                f"{ceil_div(grid, UNIT_TOKENS) * UNIT_TOKENS}"
-            )
-        if not 0.0 < attention_share < 1.0:
-            raise GeometryError(
-                f"--hybrid-attention-share {attention_share} leaves one pool empty: "
-                "use a value between 0 and 1"
-            )
+        check_unit_grid(grid)
         self.grid = grid
         self.unit_tokens = self.slots_per_unit = UNIT_TOKENS
         self.attention_share = attention_share
-        self._unit_bytes = UNIT_TOKENS * model.kv_row_bytes
+        self._unit_bytes = block_bytes(model, UNIT_TOKENS)
         # Whole KV rows, so that both kinds of buffers are aligned alike.
-        self._state_bytes = ceil_div(model.checkpoint_bytes, model.kv_row_bytes) * model.kv_row_bytes
-        arena = budget_bytes // model.arenas
-        units = int(arena * attention_share) // self._unit_bytes - 1
-        checkpoints = (arena - (units + 1) * self._unit_bytes) // self._state_bytes - 1
-        if units < SMALLEST.units or checkpoints < SMALLEST.checkpoints:
-            least_units = (SMALLEST.units + 1) * self._unit_bytes / attention_share
-            least_states = (SMALLEST.checkpoints + 1) * self._state_bytes / (1 - attention_share)
+        self._state_bytes = whole_rows_bytes(model, model.checkpoint_bytes)
+        units, checkpoints = (pages - 1 for pages in dual_pages(model, budget_bytes, attention_share))
+        least = Need(*dual_least(grid))
+        if units < least.units or checkpoints < least.checkpoints:
+            least_units = (least.units + 1) * self._unit_bytes / attention_share
+            least_states = (least.checkpoints + 1) * self._state_bytes / (1 - attention_share)
             raise GeometryError(
                 f"--hybrid-budget-bytes {budget_bytes} at --hybrid-attention-share {attention_share} "
                 f"gives D0 {max(units, 0)} units and {max(checkpoints, 0)} checkpoints; it needs at least "
-                f"{SMALLEST.units} and {SMALLEST.checkpoints}: use "
+                f"{least.units} and {least.checkpoints}: use "
                 f"{model.arenas * (1 + int(max(least_units, least_states)))} or more"
             )
         self._units = PagePool(units)

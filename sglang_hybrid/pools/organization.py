@@ -89,7 +89,6 @@ class Checkpoint:
         "owner",
         "pages",
         "pins",
-        "queued",
         "references",
         "retained",
         "stamp",
@@ -103,7 +102,6 @@ class Checkpoint:
         self.pins = 0
         self.retained = 0
         self.frozen = False
-        self.queued = False
         self.stamp = 0
         self.owner: CheckpointOwner | None = None
 
@@ -246,6 +244,8 @@ class Organization(ABC):
 
     def hold(self, checkpoint: Checkpoint) -> None:
         """Add an execution reference, counted on every member page."""
+        if not checkpoint.references and (checkpoint.frozen or checkpoint.owner is None):
+            raise IntegrityError(f"checkpoint on pages {checkpoint.pages} is adopted, but left the lookup")
         self.state_pool.hold(checkpoint.pages)
         checkpoint.references += 1
         if checkpoint.references == 1 and checkpoint.owner is not None:
@@ -286,6 +286,7 @@ class Organization(ABC):
         else:
             self.checkpoints_cached -= 1
             self._end(checkpoint)
+        checkpoint.frozen = False
         self.state_pool.unwant(checkpoint.pages, checkpoint)
 
     def _end(self, checkpoint: Checkpoint) -> None:
@@ -295,12 +296,21 @@ class Organization(ABC):
     # -- reclaim ----------------------------------------------------------------------------
 
     def reclaim_state(self, page: int) -> Reclaim:
-        """Transaction that takes a state page from every checkpoint with a piece on it."""
-        return Reclaim(self.state_pool, page, self._unindex)
+        """Transaction that takes a state page from every checkpoint with a piece on it.
+
+        An open one of that page is returned as it stands, to be resumed.
+        """
+        return self.state_pool.reclaims.get(page) or Reclaim(self.state_pool, page, self._unindex)
 
     def reclaim_unit(self, unit: int) -> Reclaim:
-        """Transaction that takes a unit from the attention block on it."""
-        return Reclaim(self.unit_pool, unit, self._unindex)
+        """Transaction that takes a unit from the attention block on it, and all blocks below that."""
+        return self.unit_pool.reclaims.get(unit) or Reclaim(self.unit_pool, unit, self._unindex)
+
+    def resume_reclaims(self) -> None:
+        """Bring interrupted transactions to their end; those of executed pages go on waiting."""
+        for pool in self.pools:
+            for reclaim in list(pool.reclaims.values()):
+                reclaim.run()
 
     def _unindex(self, entry: Entry) -> None:
         if isinstance(entry, Checkpoint):
@@ -336,5 +346,20 @@ class Organization(ABC):
         self.checkpoints_cached = self.checkpoints_shared = 0
 
     def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless pages, reverse index and counters agree."""
         for pool in self.pools:
             pool.check_integrity()
+        offered: set[Checkpoint] = set()
+        for page in range(1, self.state_pool.size + 1):
+            entries = [e for e in self.state_pool.dependents(page) if isinstance(e, Checkpoint)]
+            offered.update(entries)
+            if self.state_pool.references(page) < sum(entry.references for entry in entries):
+                raise IntegrityError(f"page {page} has fewer references than its checkpoints")
+            if any(page not in entry.pages for entry in entries):
+                raise IntegrityError(f"page {page} knows a checkpoint that lies elsewhere")
+        idle = sum(not checkpoint.references for checkpoint in offered)
+        if (self.checkpoints_cached, self.checkpoints_shared) != (idle, len(offered) - idle):
+            raise IntegrityError(
+                f"{idle} idle and {len(offered) - idle} executed checkpoints are cached, "
+                f"counters say {self.checkpoints_cached} and {self.checkpoints_shared}"
+            )

@@ -10,7 +10,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from sglang_hybrid.pools.reclaim import Reclaim
 
 SINK_PAGE = 0
 """Page 0 is never allocated: padding rows write there and nothing is read from it."""
@@ -59,7 +62,8 @@ class PagePool:
         self._free = list(range(self.size, 0, -1))
         self._references = array("i", bytes(4 * (self.size + 1)))
         self._wanted = array("i", bytes(4 * (self.size + 1)))
-        self._reclaiming = bytearray(self.size + 1)
+        self.reclaims: dict[int, Reclaim] = {}
+        """Open transactions by page: none is lost, and no page is under two."""
         self._dependents: list[list[Entry] | None] = [None] * (self.size + 1)
         self._counts = [self.size, 0, 0, 0]
 
@@ -74,10 +78,11 @@ class PagePool:
     @property
     def reclaimable(self) -> int:
         """Pages that are free or would be after evicting all that nobody executes on."""
-        return self._counts[PageState.FREE] + self._counts[PageState.CACHED]
+        waiting = sum(not self._references[page] for page in self.reclaims)
+        return self._counts[PageState.FREE] + self._counts[PageState.CACHED] + waiting
 
     def state(self, page: int) -> PageState:
-        if self._reclaiming[page]:
+        if page in self.reclaims:
             return PageState.RECLAIMING
         if self._references[page]:
             return PageState.HELD
@@ -126,11 +131,13 @@ class PagePool:
             self._moved(page, before)
 
     def want(self, pages: Iterable[int], entry: Entry) -> None:
-        """The lookup gains `entry` on these pages."""
+        """The lookup gains `entry` on these pages; on a page under reclaim it is frozen from the start."""
         for page in pages:
             before = self.state(page)
             if before is PageState.FREE:
                 raise IntegrityError(f"page {page} is free and cannot be cached")
+            if before is PageState.RECLAIMING:
+                entry.frozen = True
             self._wanted[page] += 1
             entries = self._dependents[page]
             if entries is None:
@@ -150,12 +157,18 @@ class PagePool:
             self._wanted[page] -= 1
             self._moved(page, before)
 
-    def mark_reclaiming(self, page: int, on: bool) -> None:
-        """Enter or leave RECLAIMING; a page never becomes free while it is in that state."""
+    def open_reclaim(self, page: int, reclaim: Reclaim) -> None:
+        """Enter RECLAIMING; a page never becomes free while it is in that state."""
         before = self.state(page)
-        if before is PageState.FREE and on:
-            raise IntegrityError(f"page {page} is free and cannot be reclaimed")
-        self._reclaiming[page] = on
+        if before in (PageState.FREE, PageState.RECLAIMING):
+            raise IntegrityError(f"page {page} is {before.name} and cannot be reclaimed")
+        self.reclaims[page] = reclaim
+        self._moved(page, before)
+
+    def close_reclaim(self, page: int) -> None:
+        """Leave RECLAIMING: what nobody executes on or wants becomes free."""
+        before = self.state(page)
+        del self.reclaims[page]
         self._moved(page, before)
 
     def _moved(self, page: int, before: PageState) -> None:

@@ -1,7 +1,7 @@
 """Reclaim of a page as a transaction: invalidate first, free last (PAPER.md, Ownership).
 
 Five steps, each idempotent, so that an interrupted reclaim is resumed by `advance` and never
-leaves an entry that can be found but not used.
+leaves an entry that can be found but not used.  Until it is done its pool keeps it in `reclaims`.
 """
 
 from __future__ import annotations
@@ -34,35 +34,49 @@ class Reclaim:
         self.pool = pool
         self.page = page
         self.step = ReclaimStep.FREEZE
+        self.entries: tuple[Entry, ...] = ()
+        """What depends on the page; what is published on it while the reclaim waits joins at DETACH."""
         self._unindex = unindex
-        self._entries: tuple[Entry, ...] = ()
+        self._detaching = False
+
+    @property
+    def is_frozen(self) -> bool:
+        """Entries are still in the lookup, and no match may find them."""
+        return self.step in (ReclaimStep.WAIT, ReclaimStep.DETACH)
 
     def advance(self) -> ReclaimStep:
         """Do the next step and return the one after it; WAIT stays while the page is executed on."""
         if self.step is ReclaimStep.FREEZE:
+            if self.pool.state(self.page) is PageState.FREE:
+                self.step = ReclaimStep.DONE
+                return self.step
             # Frozen entries are skipped by every match: no new adopt can start.
-            self._entries = tuple(self.pool.dependents(self.page))
-            for entry in self._entries:
+            self.entries = tuple(self.pool.dependents(self.page))
+            for entry in self.entries:
                 entry.frozen = True
-            if self.pool.state(self.page) is not PageState.FREE:
-                self.pool.mark_reclaiming(self.page, True)
+            self.pool.open_reclaim(self.page, self)
             self.step = ReclaimStep.WAIT
         elif self.step is ReclaimStep.WAIT:
             if self.pool.references(self.page) == 0:
                 self.step = ReclaimStep.DETACH
         elif self.step is ReclaimStep.DETACH:
-            for entry in self._entries:
+            if self.pool.references(self.page):
+                # A running request has published through a frozen block since.
+                self.step = ReclaimStep.WAIT
+                return self.step
+            self.entries = tuple(self.pool.dependents(self.page))
+            self._detaching = True
+            for entry in self.entries:
                 entry.detach()
             self.step = ReclaimStep.UNINDEX
         elif self.step is ReclaimStep.UNINDEX:
-            for entry in self._entries:
+            for entry in self.entries:
                 self._unindex(entry)
             self.step = ReclaimStep.RETURN
         elif self.step is ReclaimStep.RETURN:
-            if self.pool.state(self.page) is PageState.RECLAIMING:
-                self.pool.mark_reclaiming(self.page, False)
-            self._entries = ()
+            self.entries = ()
             self.step = ReclaimStep.DONE
+            self.pool.close_reclaim(self.page)
         return self.step
 
     def run(self) -> bool:
@@ -75,11 +89,15 @@ class Reclaim:
 
     def abandon(self) -> None:
         """Before anything was detached, go back to the old world; afterwards only forward is legal."""
-        if self.step > ReclaimStep.DETACH:
+        if self._detaching:
             raise RuntimeError(f"reclaim of page {self.page} has detached its entries: run it to the end")
-        for entry in self._entries:
+        if self.step is ReclaimStep.FREEZE:
+            return
+        for entry in (*self.entries, *self.pool.dependents(self.page)):
             entry.frozen = False
-        if self.pool.state(self.page) is PageState.RECLAIMING:
-            self.pool.mark_reclaiming(self.page, False)
-        self._entries = ()
+        self.entries = ()
         self.step = ReclaimStep.FREEZE
+        self.pool.close_reclaim(self.page)
+        for other in self.pool.reclaims.values():
+            for entry in (*other.entries, *self.pool.dependents(other.page)):
+                entry.frozen = True  # an entry may lie on two pages under reclaim

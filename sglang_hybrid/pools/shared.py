@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 from sglang_hybrid.geometry import (
+    LEAST_PIECES,
     GeometryError,
     ModelGeometry,
     PageGeometry,
+    arena_pages,
     block_bytes,
     ceil_div,
+    coarse_page_bytes,
     conv_slot_bytes,
-    packs_conv,
 )
 from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief
-from sglang_hybrid.pools.pages import PagePool, PageState
-from sglang_hybrid.pools.slabs import SlabLines
+from sglang_hybrid.pools.pages import IntegrityError, PagePool, PageState
+from sglang_hybrid.pools.slabs import NO_LINE, SlabLines
 
 
 class SharedPool(Organization):
@@ -29,8 +32,7 @@ class SharedPool(Organization):
         self.unit_tokens = grid
         self.page_bytes = page_bytes
         self.slots_per_unit = page_bytes // model.kv_row_bytes
-        # The sink page is paid from the budget: it is memory like any other.
-        pages = budget_bytes // (page_bytes * model.arenas) - 1
+        pages = arena_pages(model, page_bytes, budget_bytes) - 1
         smallest = 1 + self.pages_for(SMALLEST)
         if pages + 1 < smallest:
             raise GeometryError(
@@ -93,7 +95,7 @@ class SharedPool(Organization):
         """(number of conv lines, bytes between two, offset of the first) in an arena."""
 
 
-SMALLEST = Need(units=2, checkpoints=2)
+SMALLEST = Need(units=LEAST_PIECES, checkpoints=LEAST_PIECES)
 """Least that serves a request: its block and one for rounding, its live state and a hit's checkpoint."""
 
 
@@ -104,9 +106,7 @@ class CoarsePages(SharedPool):
     members = 1
 
     def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int) -> None:
-        # A checkpoint smaller than a block cannot shrink the page: it must hold either.
-        rows = max(grid, ceil_div(model.checkpoint_bytes, model.kv_row_bytes))
-        super().__init__(model, grid, budget_bytes, rows * model.kv_row_bytes)
+        super().__init__(model, grid, budget_bytes, coarse_page_bytes(model, grid))
 
     def unit_equivalent(self, checkpoints: int) -> int:
         return checkpoints
@@ -126,21 +126,19 @@ class PagedCheckpoints(SharedPool):
 
     def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int) -> None:
         page_bytes = block_bytes(model, grid)
-        self.members = PageGeometry(model, page_bytes).members
-        if model.conv_line_bytes > page_bytes:
-            rows = ceil_div(model.conv_line_bytes, model.kv_row_bytes)
-            raise GeometryError(
-                f"a conv line of {model.conv_line_bytes} bytes does not fit a page of {page_bytes} "
-                f"(--hybrid-grid {grid}): use --hybrid-grid {rows} or larger"
-            )
+        pages = PageGeometry(model, page_bytes)
+        self.members, self.conv_pages = pages.members, pages.conv_pages
         super().__init__(model, grid, budget_bytes, page_bytes)
 
     def unit_equivalent(self, checkpoints: int) -> int:
-        return checkpoints * (self.members + 1)
+        return checkpoints * (self.members + self.conv_pages)
 
     def _take_checkpoint(self) -> Checkpoint | None:
-        pages = self._pool.allocate(self.members + 1)
-        return None if pages is None else Checkpoint(tuple(pages[:-1]), pages[-1], tuple(pages))
+        pages = self._pool.allocate(self.members + self.conv_pages)
+        if pages is None:
+            return None
+        line = pages[-1] if self.conv_pages else NO_LINE
+        return Checkpoint(tuple(pages[: self.members]), line, tuple(pages))
 
     def _lines(self, pages: int) -> tuple[int, int, int]:
         return pages, self.page_bytes, 0
@@ -153,16 +151,10 @@ class PackedConv(SharedPool):
 
     def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int, *, tight: bool = False) -> None:
         page_bytes = block_bytes(model, grid)
-        self.members = PageGeometry(model, page_bytes).members
+        pages = PageGeometry(model, page_bytes)
         self.slot_bytes = conv_slot_bytes(model, tight=tight)
-        if not packs_conv(self.slot_bytes, page_bytes):
-            rows = ceil_div(4 * self.slot_bytes, model.kv_row_bytes)
-            raise GeometryError(
-                f"S2 does not pack a conv line of {model.conv_line_bytes} bytes: its slot of "
-                f"{self.slot_bytes} is more than a quarter of a page of {page_bytes} (--hybrid-grid {grid}); "
-                f"use --hybrid-mem S1, or --hybrid-grid {rows} or larger"
-            )
-        self.slabs = SlabLines(page_bytes // self.slot_bytes)
+        self.slabs = SlabLines(pages.slots_per_page(self.slot_bytes))
+        self.members = pages.members
         super().__init__(model, grid, budget_bytes, page_bytes)
 
     def unit_equivalent(self, checkpoints: int) -> int:
@@ -175,22 +167,41 @@ class PackedConv(SharedPool):
         return need.units + need.checkpoints * self.members + slabs
 
     def fits(self, need: Need) -> bool:
-        return self._pages_beside(need, self.slabs.room) <= self._pool.free
+        # A slab under reclaim takes no more lines: it would never empty.
+        closed = sum(self.slabs.free_slots(page) for page in self._pool.reclaims)
+        return self._pages_beside(need, self.slabs.room - closed) <= self._pool.free
 
     def could_fit(self, need: Need) -> bool:
-        # Room on a slab that eviction would dissolve is counted as its page, not as lines too.
-        held = self._pool.state
-        room = sum(count for page, count in self.slabs.pages_with_room() if held(page) is PageState.HELD)
-        return self._pages_beside(need, room) <= self._pool.reclaimable
+        if self.fits(need):
+            return True
+        # The fullest slab may be one that eviction would have dissolved, so each checkpoint can cost a
+        # page beside its members; only the last needs no more than a line that is there or idle.
+        spare = self._pool.reclaimable - need.units - need.checkpoints * self.members
+        if spare >= need.checkpoints:
+            return True
+        return 0 <= spare == need.checkpoints - 1 and self._has_lines(need.checkpoints)
+
+    def _has_lines(self, count: int) -> bool:
+        """Whether executed slabs have this many lines that are free, or would be after eviction."""
+        for page in self.slabs.pages():
+            if self._pool.state(page) is PageState.HELD:
+                idle = sum(not entry.references for entry in self._entries(page))
+                count -= self.slabs.free_slots(page) + idle
+                if count <= 0:
+                    return True
+        return False
+
+    def _entries(self, page: int) -> Iterator[Checkpoint]:
+        return (entry for entry in self._pool.dependents(page) if isinstance(entry, Checkpoint))
 
     def _take_checkpoint(self) -> Checkpoint | None:
         if not self.fits(Need(checkpoints=1)):
             return None
-        line = self.slabs.take()
+        line = self.slabs.take(self._pool.reclaims)
         if line is None:
             (slab,) = self._pool.allocate(1) or [0]
             self.slabs.add_slab(slab)
-            line = self.slabs.take()
+            line = self.slabs.take(self._pool.reclaims)
             assert line is not None
         else:
             slab = line // self.slabs.slots_per_page
@@ -212,3 +223,10 @@ class PackedConv(SharedPool):
     def check_integrity(self) -> None:
         super().check_integrity()
         self.slabs.check_integrity()
+        if self.slabs.lines != self.checkpoints_allocated:
+            raise IntegrityError(
+                f"{self.slabs.lines} conv lines are in use by {self.checkpoints_allocated} checkpoints"
+            )
+        for page in self.slabs.pages():
+            if not self._pool.references(page) and not self._pool.wanted(page):
+                raise IntegrityError(f"slab {page} has lines in use, but nobody holds or wants the page")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable
+
 from sglang_hybrid.pools.pages import IntegrityError
 
 NO_LINE = -1
@@ -16,6 +18,8 @@ class SlabLines:
 
     def __init__(self, slots_per_page: int) -> None:
         self.slots_per_page = slots_per_page
+        self.on_line_free: Callable[[int], None] | None = None
+        """Called with each line that becomes free though its slab may stay; tests poison its bytes."""
         self.reset()
 
     def reset(self) -> None:
@@ -38,20 +42,24 @@ class SlabLines:
         """Lines that fit without a further slab."""
         return sum(count * len(slabs) for count, slabs in enumerate(self._by_room))
 
-    def pages_with_room(self) -> list[tuple[int, int]]:
-        """(slab page, free slots) of every slab that is not full."""
-        return [(page, count) for count, slabs in enumerate(self._by_room) if count for page in slabs]
+    def pages(self) -> Iterable[int]:
+        """All slab pages."""
+        return self._free.keys()
 
     def occupancy(self) -> float:
         """Share of the slots of all slabs that hold a conv state; 1.0 when there is no slab."""
         return self.lines / (self.slabs * self.slots_per_page) if self._free else 1.0
 
-    def take(self) -> int | None:
-        """A line of the fullest slab with room; None when a new slab is needed."""
+    def free_slots(self, page: int) -> int:
+        """Free slots of a slab page; 0 when the page is no slab."""
+        return len(self._free.get(page, ()))
+
+    def take(self, closed: Container[int] = ()) -> int | None:
+        """A line of the fullest slab with room that is not closed; None when a new slab is needed."""
         for count in range(1, self.slots_per_page + 1):
-            slabs = self._by_room[count]
-            if slabs:
-                page = next(iter(slabs))
+            for page in self._by_room[count]:
+                if page in closed:
+                    continue
                 slot = self._free[page].pop()
                 self._moved(page, count, count - 1)
                 return page * self.slots_per_page + slot
@@ -71,6 +79,8 @@ class SlabLines:
             raise IntegrityError(f"conv line {line} (page {page}, slot {slot}) is not in use")
         slots.append(slot)
         self._moved(page, len(slots) - 1, len(slots))
+        if self.on_line_free is not None:
+            self.on_line_free(line)
         if len(slots) < self.slots_per_page:
             return None
         del self._by_room[self.slots_per_page][page]

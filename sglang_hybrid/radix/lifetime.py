@@ -2,16 +2,17 @@
 
 Dead halves go before anything useful: KV that no checkpoint at or below it can use.  Then the
 checkpoint that was used longest ago; its block becomes a dead half when nothing below needs it.
-Pinned checkpoints (a preempted request's) come last, and each one given up is counted.
-The clock is logical, so that all ranks of a tensor-parallel group evict alike.
+Retained checkpoints yield next.  Pinned ones (a preempted request's) come last, and each one given
+up is counted.  The clock is logical, so that all ranks of a tensor-parallel group evict alike.
 """
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Need
+from sglang_hybrid.pools.pages import IntegrityError
+from sglang_hybrid.radix.order import EvictionOrder, Tier
 from sglang_hybrid.radix.tree import GridTree, Node
 
 
@@ -34,16 +35,16 @@ class Lifetime:
         self.leaf_blocks_evicted = 0
         self.checkpoints_evicted = 0
         self.pins_given_up = 0
-        tree.on_dead = self._on_dead
+        tree.on_leaf = self._on_leaf
         self.organization.on_idle = self._on_idle
+        # Only separate pools can be short of units alone; then whole leaves go.
+        self._separate = len(self.organization.pools) > 1
         self.reset()
 
     def reset(self) -> None:
         self._clock = 0
-        self._sequence = 0
-        # Lazy heap: an entry's stamp may have moved on since it was pushed, or it may be gone.
-        self._idle: list[tuple[int, int, Checkpoint]] = []
-        self._pinned: list[Checkpoint] = []
+        self._idle = EvictionOrder(_is_idle)
+        self._leaves = EvictionOrder(_is_idle_leaf)
         self._dead: list[Node] = []
 
     def touch(self, checkpoint: Checkpoint) -> None:
@@ -56,24 +57,47 @@ class Lifetime:
         checkpoint.pins += 1
 
     def unpin(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.pins < 1:
+            raise IntegrityError(f"checkpoint on pages {checkpoint.pages} is unpinned but has no pin")
         checkpoint.pins -= 1
-        if not checkpoint.pins and any(pinned is checkpoint for pinned in self._pinned):
-            self._pinned = [pinned for pinned in self._pinned if pinned is not checkpoint]
-            checkpoint.queued = False
-            self._on_idle(checkpoint)
+        self._sunk(checkpoint)
 
-    def make_room(self, need: Need) -> bool:
-        """Evict, in order, until the need fits; False when everything left is executed on."""
-        while not self.organization.fits(need):
-            relief = self.organization.relief(need)
+    def retain(self, checkpoint: Checkpoint) -> None:
+        """Keep it longer because it may be reused, until `unretain`; it yields before any pin."""
+        checkpoint.retained += 1
+
+    def unretain(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.retained < 1:
+            raise IntegrityError(f"checkpoint on pages {checkpoint.pages} is not retained")
+        checkpoint.retained -= 1
+        self._sunk(checkpoint)
+
+    def make_room(self, need: Need, last: Tier = Tier.PINNED) -> bool:
+        """Evict, in order and no tier above `last`, until the need fits.
+
+        False when it cannot: then everything left is executed on or stands above `last`.  A need
+        that could not fit evicts nothing.
+        """
+        organization = self.organization
+        if organization.fits(need):
+            return True
+        organization.resume_reclaims()
+        if not organization.could_fit(need):
+            return False
+        while not organization.fits(need):
+            relief = organization.relief(need)
             if relief.units and self._evict_dead():
                 continue
-            if relief.checkpoints and self._evict_checkpoint():
+            if relief.checkpoints and self._evict_checkpoint(last):
                 continue
-            if relief.units and not relief.checkpoints and self._evict_leaf():
+            if relief.units and not relief.checkpoints and self._evict_leaf(last):
                 continue
             return False
         return True
+
+    def give_up(self, checkpoint: Checkpoint) -> None:
+        """The last means: its pins are void, and counted."""
+        self.pins_given_up += checkpoint.pins > 0
 
     @property
     def counts(self) -> EvictionCounts:
@@ -83,21 +107,34 @@ class Lifetime:
 
     # -- order ------------------------------------------------------------------------------
 
-    def _on_dead(self, node: Node) -> None:
-        self._dead.append(node)
+    def _on_leaf(self, node: Node) -> None:
+        if node.checkpoint is None:
+            if not node.filed:
+                node.filed = True
+                self._dead.append(node)
+        else:
+            self._file_leaf(node.checkpoint)
 
     def _on_idle(self, checkpoint: Checkpoint) -> None:
-        if not checkpoint.queued:
-            checkpoint.queued = True
-            self._push(checkpoint)
+        self._idle.file(checkpoint)
+        self._idle.trim(self.organization.checkpoints_cached)
+        self._file_leaf(checkpoint)
 
-    def _push(self, checkpoint: Checkpoint) -> None:
-        self._sequence += 1
-        heapq.heappush(self._idle, (checkpoint.stamp, self._sequence, checkpoint))
+    def _file_leaf(self, checkpoint: Checkpoint) -> None:
+        if self._separate and _is_idle_leaf(checkpoint):
+            self._leaves.file(checkpoint)
+            self._leaves.trim(self.organization.checkpoints_cached)
+
+    def _sunk(self, checkpoint: Checkpoint) -> None:
+        self._idle.refile(checkpoint)
+        self._leaves.refile(checkpoint)
+
+    # -- eviction ---------------------------------------------------------------------------
 
     def _evict_dead(self) -> bool:
         while self._dead:
             node = self._dead.pop()
+            node.filed = False
             if node.children or node.locks or node.checkpoint is not None or not self.tree.is_linked(node):
                 continue  # came back to life, or left, since it was filed
             self.tree.evict_leaf(node)
@@ -105,56 +142,31 @@ class Lifetime:
             return True
         return False
 
-    def _next_idle(self) -> Checkpoint | None:
-        while self._idle:
-            stamp, _, checkpoint = heapq.heappop(self._idle)
-            if checkpoint.owner is None or checkpoint.references:
-                checkpoint.queued = False  # gone, or executed on: it is filed again when idle
-                continue
-            if checkpoint.stamp != stamp:
-                self._push(checkpoint)
-                continue
-            if checkpoint.pins:
-                self._pinned.append(checkpoint)
-                continue
-            return checkpoint
-        while self._pinned:
-            checkpoint = self._pinned.pop(0)
-            if checkpoint.owner is None or checkpoint.references:
-                checkpoint.queued = False
-                continue
-            self.pins_given_up += 1
-            return checkpoint
-        return None
-
-    def _evict_checkpoint(self) -> bool:
-        checkpoint = self._next_idle()
+    def _evict_checkpoint(self, last: Tier) -> bool:
+        checkpoint = self._idle.take(last)
         if checkpoint is None:
             return False
-        checkpoint.queued = False
+        self.give_up(checkpoint)
         self.tree.evict_checkpoint(checkpoint)
         self.checkpoints_evicted += 1
         return True
 
-    def _evict_leaf(self) -> bool:
+    def _evict_leaf(self, last: Tier) -> bool:
         """D0 short of units alone: the leaf whose checkpoint was used longest ago goes whole."""
-        passed: list[Checkpoint] = []
-        victim: Node | None = None
-        while victim is None:
-            checkpoint = self._next_idle()
-            if checkpoint is None:
-                break
-            node = checkpoint.owner
-            assert isinstance(node, Node)
-            if node.children:
-                passed.append(checkpoint)  # evicting it would free no unit
-            else:
-                checkpoint.queued = False
-                victim = node
-        for checkpoint in passed:
-            self._push(checkpoint)
-        if victim is None:
+        checkpoint = self._leaves.take(last)
+        if checkpoint is None:
             return False
-        self.tree.evict_leaf(victim)
+        self.give_up(checkpoint)
+        assert isinstance(checkpoint.owner, Node)
+        self.tree.evict_leaf(checkpoint.owner)
         self.leaf_blocks_evicted += 1
         return True
+
+
+def _is_idle(checkpoint: Checkpoint) -> bool:
+    return checkpoint.owner is not None and not checkpoint.references
+
+
+def _is_idle_leaf(checkpoint: Checkpoint) -> bool:
+    node = checkpoint.owner
+    return _is_idle(checkpoint) and isinstance(node, Node) and not node.children and not node.locks

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
+from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.order import Tier
 from sglang_hybrid.radix.tree import GridTree, Node
 
 
@@ -81,12 +83,33 @@ class LiveStates:
         self.lifetime = lifetime
         self.organization: Organization = tree.organization
         self.running = 0
-        """Requests with a live state; each may need one unit in its next step."""
+        """Admitted requests; each may need one unit in its next step."""
+        self._alive = 0
+        """Of these, the ones that have their live state."""
+        self._offered: dict[LiveState, None] = {}
+        """Those whose live state is in the lookup at this moment."""
         self.forks = 0
         self.settled_in_place = 0
         self.checkpoints_skipped = 0
         self.checkpoints_published = 0
         self.duplicates = 0
+
+    # -- what is promised -------------------------------------------------------------------
+
+    @property
+    def due(self) -> int:
+        """Live states that may have to be found whatever else happens.
+
+        Requests that were admitted and have none yet, and running ones whose live state is
+        published: once somebody adopts it, they cannot go on in place.  Admission leaves room for
+        them, and optional checkpoints do.
+        """
+        return self.running - self._alive + len(self._offered)
+
+    @property
+    def forced(self) -> int:
+        """Published live states that somebody has adopted: their next step must find new pages."""
+        return sum(_live_of(state).references > 1 for state in self._offered)
 
     # -- before a forward -------------------------------------------------------------------
 
@@ -101,16 +124,20 @@ class LiveStates:
         self.settle(state)
         live = state.live
         if live is None:
+            if start and adopted is None:
+                raise IntegrityError(f"a request begins at token {start} without the state of that boundary")
             state.live = self._take_live()
+            self._alive += 1
             if adopted is not None:
                 self._read_from(state, adopted)
             return
         if start % self.organization.grid or start == state.covered or state.private:
             return  # off grid, or nothing would be kept: the state is updated where it is
         shared = live.owner is not None
+        self._offered.pop(state, None)
         fresh = self._take_optional()
-        if fresh is None and shared and not self._take_back(live):
-            fresh = self._take_live()  # somebody else executes on the published state
+        if fresh is None and shared:
+            fresh = self._go_on(live)
         if fresh is None:
             self.settled_in_place += 1
             return
@@ -166,21 +193,34 @@ class LiveStates:
         return checkpoint
 
     def _take_optional(self) -> Checkpoint | None:
-        # Running requests come first: a checkpoint must leave each of them its next unit.
-        if not self.organization.could_fit(Need(units=self.running, checkpoints=1)):
-            self.checkpoints_skipped += 1
-            return None
-        if not self.lifetime.make_room(Need(checkpoints=1)):
-            self.checkpoints_skipped += 1
-            return None
-        return self.organization.allocate_checkpoint()
+        checkpoint = self._take_spare(Tier.USEFUL)
+        self.checkpoints_skipped += checkpoint is None
+        return checkpoint
 
-    def _take_back(self, live: Checkpoint) -> bool:
-        """Withdraw a published live state that only this request executes on, to write on in place."""
-        if live.references > 1 or live.pins or live.retained:
-            return False
+    def _take_spare(self, last: Tier) -> Checkpoint | None:
+        # Running requests come first: each keeps its next unit, and the state it may have to take.
+        if not self.organization.could_fit(Need(units=self.running, checkpoints=1 + self.due)):
+            return None
+        if not self.lifetime.make_room(Need(checkpoints=1), last):
+            return None
+        checkpoint = self.organization.allocate_checkpoint()
+        assert checkpoint is not None
+        if not self.organization.could_fit(Need(units=self.running, checkpoints=self.due)):
+            self.organization.release(checkpoint)  # it has cost more than it might: S2 opened a slab
+            return None
+        return checkpoint
+
+    def _go_on(self, live: Checkpoint) -> Checkpoint | None:
+        """Memory is short and the live state published: new pages, or its own, taken from the lookup."""
+        if live.references > 1:
+            return self._take_live()
+        if live.pins or live.retained:
+            fresh = self._take_spare(Tier.PINNED)
+            if fresh is not None:
+                return fresh
+            self.lifetime.give_up(live)
         self.organization.uncache(live)
-        return True
+        return None
 
     # -- publish and release ----------------------------------------------------------------
 
@@ -223,6 +263,8 @@ class LiveStates:
             self.tree.offer(node, checkpoint)
             self.lifetime.touch(checkpoint)
             self.checkpoints_published += 1
+            if is_live:
+                self._offered[state] = None
         elif is_live:
             state.covered = depth
         if not is_live:
@@ -239,6 +281,8 @@ class LiveStates:
             self.organization.release(checkpoint)
         state.kept.clear()
         if state.live is not None:
+            self._offered.pop(state, None)
+            self._alive -= 1
             self.organization.release(state.live)
             state.live = None
 
@@ -251,3 +295,8 @@ class LiveStates:
             self.checkpoints_published,
             self.duplicates,
         )
+
+
+def _live_of(state: LiveState) -> Checkpoint:
+    assert state.live is not None
+    return state.live

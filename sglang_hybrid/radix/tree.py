@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Organization
 from sglang_hybrid.pools.pages import IntegrityError
+from sglang_hybrid.radix.integrity import check_index, check_nodes
 
 
 class Node:
@@ -21,11 +22,11 @@ class Node:
         "checkpoint",
         "children",
         "depth",
+        "filed",
         "frozen",
         "key",
         "locks",
         "parent",
-        "stamp",
         "tree",
         "units",
     )
@@ -44,14 +45,15 @@ class Node:
         self.locks = 0
         """Holders of this node plus children with locks: above 0 nothing on the path can be evicted."""
         self.frozen = False
-        self.stamp = 0
+        self.filed = False
+        """Already in the lifetime's list of dead blocks."""
 
     @property
     def is_root(self) -> bool:
         return self.depth == 0
 
     def detach(self) -> None:
-        """Leave the tree (`pools.pages.Entry`).  Only a leaf may: a path is never broken in the middle."""
+        """Leave the tree (`pools.pages.Entry`), after everything below: a path is never broken."""
         self.tree._unlink(self)
 
     def lose_checkpoint(self) -> None:
@@ -88,8 +90,8 @@ class GridTree:
     def __init__(self, organization: Organization, token_bytes: int = 8) -> None:
         self.organization = organization
         self.block_bytes = organization.grid * token_bytes
-        self.on_dead: Callable[[Node], None] | None = None
-        """Called with a node that has become an unlocked leaf without a checkpoint: dead KV."""
+        self.on_leaf: Callable[[Node], None] | None = None
+        """Called with a node that has become an unlocked leaf, or lost its checkpoint as one: dead KV."""
         self.reset()
 
     def reset(self) -> None:
@@ -172,7 +174,7 @@ class GridTree:
                 return
             self.organization.release_units(node.units)
             self.blocks_locked -= 1
-            self._check_dead(node)
+            self._check_leaf(node)
             node = parent
 
     # -- growth -----------------------------------------------------------------------------
@@ -200,8 +202,14 @@ class GridTree:
 
     def evict_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Reclaim a checkpoint that nobody executes on; its block stays."""
-        if not self.organization.reclaim_state(checkpoint.pages[0]).run():
+        page, pool = checkpoint.pages[0], self.organization.state_pool
+        if checkpoint.references:
             raise IntegrityError(f"checkpoint on pages {checkpoint.pages} is evicted while executed on")
+        if pool.references(page) or len(pool.dependents(page)) > 1:
+            # Conv lines only, on a slab that others use: nothing but the line is given back.
+            self.organization.uncache(checkpoint)
+        else:
+            self.organization.reclaim_state(page).run()
 
     def evict_leaf(self, node: Node) -> None:
         """Reclaim an unlocked leaf: its checkpoint, if any, then its block."""
@@ -214,11 +222,9 @@ class GridTree:
         parent = node.parent
         if parent is None or parent.children.get(node.key) is not node:
             return
-        if node.children or node.locks:
-            raise IntegrityError(
-                f"the block at depth {node.depth} leaves the tree with {len(node.children)} children "
-                f"and {node.locks} locks"
-            )
+        if node.locks:
+            raise IntegrityError(f"the block at depth {node.depth} leaves the tree with {node.locks} locks")
+        self._drop_below(node)
         if node.checkpoint is not None:
             # A checkpoint whose KV path is broken can never be matched: take it along.
             self.organization.uncache(node.checkpoint)
@@ -227,20 +233,26 @@ class GridTree:
         if parent.parent is None:
             self._prune_root(parent)
         else:
-            self._check_dead(parent)
+            self._check_leaf(parent)
+
+    def _drop_below(self, node: Node) -> None:
+        """KV below a lost block can never be matched: it goes first, leaf by leaf."""
+        below = node
+        while node.children:
+            while below.children:
+                below = next(iter(below.children.values()))
+            leaf, parent = below, below.parent
+            assert parent is not None
+            leaf.detach()
+            self.organization.uncache_units(leaf.units, leaf)
+            below = parent
 
     def _lost_checkpoint(self, node: Node) -> None:
-        self._check_dead(node)
+        self._check_leaf(node)
 
-    def _check_dead(self, node: Node) -> None:
-        if (
-            self.on_dead is not None
-            and node.parent is not None
-            and not node.children
-            and not node.locks
-            and node.checkpoint is None
-        ):
-            self.on_dead(node)
+    def _check_leaf(self, node: Node) -> None:
+        if self.on_leaf is not None and node.parent is not None and not node.children and not node.locks:
+            self.on_leaf(node)
 
     def _prune_root(self, root: Node) -> None:
         # Isolated requests bring a namespace each: an empty root must not stay behind.
@@ -259,35 +271,8 @@ class GridTree:
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless links, locks, counters and reverse index agree."""
-        blocks = locked = 0
-        pool = self.organization.unit_pool
-        for node in self.nodes():
-            blocks += 1
-            locked += node.locks > 0
-            assert node.parent is not None
-            if node.depth != node.parent.depth + 1 or not self.is_linked(node):
-                raise IntegrityError(f"the block at depth {node.depth} is linked wrongly")
-            if node.locks < sum(child.locks > 0 for child in node.children.values()):
-                raise IntegrityError(f"the block at depth {node.depth} has fewer locks than locked children")
-            for unit in node.units:
-                if not any(entry is node for entry in pool.dependents(unit)):
-                    raise IntegrityError(f"unit {unit} does not know the block at depth {node.depth}")
-                if node.locks and not pool.references(unit):
-                    raise IntegrityError(f"unit {unit} of a locked block has no execution reference")
-            checkpoint = node.checkpoint
-            if checkpoint is not None:
-                if checkpoint.owner is not node:
-                    raise IntegrityError(f"the checkpoint at depth {node.depth} has another owner")
-                for page in checkpoint.pages:
-                    if not any(
-                        entry is checkpoint for entry in self.organization.state_pool.dependents(page)
-                    ):
-                        raise IntegrityError(f"page {page} does not know its checkpoint")
-        if (blocks, locked) != (self.blocks, self.blocks_locked):
-            raise IntegrityError(
-                f"{blocks} blocks ({locked} locked) in the tree, "
-                f"counters say {self.blocks} ({self.blocks_locked})"
-            )
+        check_nodes(self)
+        check_index(self)
         for root in self._roots.values():
             if not root.children and not root.locks:
                 raise IntegrityError(f"an empty root stayed behind for {root.key!r}")

@@ -1,0 +1,57 @@
+"""Checks of a grid tree against its organization's pools, in both directions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_hybrid.pools.pages import IntegrityError
+
+if TYPE_CHECKING:
+    from sglang_hybrid.radix.tree import GridTree
+
+
+def check_nodes(tree: GridTree) -> None:
+    """Every block is linked, locked and counted as it should be, and its pages know it."""
+    blocks = locked = 0
+    pool = tree.organization.unit_pool
+    for node in tree.nodes():
+        blocks += 1
+        locked += node.locks > 0
+        assert node.parent is not None
+        if node.depth != node.parent.depth + 1 or not tree.is_linked(node):
+            raise IntegrityError(f"the block at depth {node.depth} is linked wrongly")
+        if node.locks < sum(child.locks > 0 for child in node.children.values()):
+            raise IntegrityError(f"the block at depth {node.depth} has fewer locks than locked children")
+        for unit in node.units:
+            if not any(entry is node for entry in pool.dependents(unit)):
+                raise IntegrityError(f"unit {unit} does not know the block at depth {node.depth}")
+            if node.locks and not pool.references(unit):
+                raise IntegrityError(f"unit {unit} of a locked block has no execution reference")
+        checkpoint = node.checkpoint
+        if checkpoint is not None:
+            if checkpoint.owner is not node:
+                raise IntegrityError(f"the checkpoint at depth {node.depth} has another owner")
+            for page in checkpoint.pages:
+                if not any(e is checkpoint for e in tree.organization.state_pool.dependents(page)):
+                    raise IntegrityError(f"page {page} does not know its checkpoint")
+    if (blocks, locked) != (tree.blocks, tree.blocks_locked):
+        raise IntegrityError(
+            f"{blocks} blocks ({locked} locked) in the tree, "
+            f"counters say {tree.blocks} ({tree.blocks_locked})"
+        )
+
+
+def check_index(tree: GridTree) -> None:
+    """Pages know nothing that cannot be found, but for what an open reclaim has detached."""
+    found: set[int] = set()
+    for node in tree.nodes():
+        found |= {id(node), id(node.checkpoint)}
+    for pool in tree.organization.pools:
+        for reclaim in pool.reclaims.values():
+            found.update(map(id, reclaim.entries))
+            if reclaim.is_frozen and any(not e.frozen for e in pool.dependents(reclaim.page)):
+                raise IntegrityError(f"page {reclaim.page} is under reclaim and still offers an entry")
+    for pool in tree.organization.pools:
+        for page in range(1, pool.size + 1):
+            if any(id(entry) not in found for entry in pool.dependents(page)):
+                raise IntegrityError(f"page {page} knows an entry that has left the lookup")
