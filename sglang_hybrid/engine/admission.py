@@ -14,11 +14,11 @@ ADMISSION_STATES = 2
 """States a request may need at once: its live state, and the checkpoint that a hit starts from."""
 
 
-def most_new_tokens(organization: Organization, input_tokens: int) -> int | None:
-    """Tokens that a request alone on an empty budget may generate; None when its prompt does not fit.
+def longest_request(organization: Organization) -> int:
+    """Tokens, prompt and answer together, of the longest request that an empty budget serves.
 
     The same pieces as `GridPrefillBudget.check_prefill` asks on an idle server, so that whatever
-    passes here is admitted some time: SGLang reserves one unit a request for rounding.
+    is no longer is admitted some time: SGLang reserves one unit a request for rounding.
     """
     low, high = 0, organization.token_capacity() // organization.unit_tokens
     while low < high:
@@ -27,7 +27,12 @@ def most_new_tokens(organization: Organization, input_tokens: int) -> int | None
             low = middle
         else:
             high = middle - 1
-    room = low * organization.unit_tokens - input_tokens
+    return low * organization.unit_tokens
+
+
+def most_new_tokens(organization: Organization, input_tokens: int) -> int | None:
+    """Tokens that a request may generate; None when not even its prompt fits an empty budget."""
+    room = longest_request(organization) - input_tokens
     return room if room >= 1 else None
 
 
@@ -37,13 +42,15 @@ class GridPrefillBudget(PrefillBudget):
     def __init__(self, allocator: Any, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> None:
         super().__init__(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
         self.organization: Organization = allocator.organization
+        # Published live states may have to fork even when memory is short: `LiveStates.due`.
+        self.due: int = tree_cache.live.due
         self.states = 0
         """Live states of requests admitted in this pass, not allocated yet."""
         self.closed = False
         """A chunked prompt could not go on: nobody may take what it waits for."""
 
     def _available_and_evictable(self) -> int:
-        taken = self.organization.unit_equivalent(self.states)
+        taken = self.organization.unit_equivalent(self.states + self.due)
         return (self.organization.units_reclaimable() - taken) * self.page_size
 
     def has_capacity(self) -> bool:
@@ -56,7 +63,7 @@ class GridPrefillBudget(PrefillBudget):
         if self.closed:
             return False, None
         units = ceil_div(int(total_tokens + self.total_offset), self.page_size)
-        fits = self.organization.could_fit(Need(units, self.states + 1))
+        fits = self.organization.could_fit(Need(units, self.states + self.due + 1))
         return (True, chunk_limit) if fits else (False, None)
 
     def available_chunk_tokens(self, chunk_limit: int) -> int | None:
@@ -68,8 +75,9 @@ class GridPrefillBudget(PrefillBudget):
         return min(chunk_limit, room)
 
     def fit_chunk(self, *, extend_input_len: int, max_new_tokens: int, chunk_limit: int) -> int | None:
-        # The rest of this prompt comes first when others ask in this pass.
-        self.total_offset += max(0, extend_input_len - chunk_limit) + max_new_tokens
+        if extend_input_len > chunk_limit:
+            # The rest of this prompt comes first when others ask in this pass.
+            self.total_offset += extend_input_len - chunk_limit + max_new_tokens
         return chunk_limit
 
     def reserve(self, *args: Any, is_chunked_continuation: bool = False, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.kv_cache_configurator import _InitializedPools
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
 from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
 
-from sglang_hybrid.engine.admission import GridPrefillAdder
+from sglang_hybrid.engine.admission import GridPrefillAdder, longest_request
 from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
@@ -86,7 +86,8 @@ def config_from_budget(
     grid = asked.grid or native_grid(model, UNIT_TOKENS, scan_chunk(self))
     organization = make_organization(asked.mem, model, grid, int(asked.budget_bytes or budget_bytes))
     _plans[id(self)] = Plan(shape, organization)
-    config.max_total_num_tokens = organization.token_capacity()
+    # SGLang refuses longer requests by this number, and names it.
+    config.max_total_num_tokens = longest_request(organization)
     _log_budget(organization)
     return config
 

@@ -156,8 +156,12 @@ class GridTokens(PagedTokenToKVPoolAllocator):
     def check_decode_capacity(
         self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None
     ) -> bool:
-        """Whether the next decode step finds its units; checkpoints at its boundaries are optional."""
-        return self.organization.could_fit(Need(units=ceil_div(num_tokens, self.page_size)))
+        """Whether the next decode step finds its units, and pages for live states that others adopted.
+
+        Checkpoints at its boundaries are optional.
+        """
+        units = ceil_div(num_tokens, self.page_size)
+        return self.organization.could_fit(Need(units, self.cache.live.forced))
 
     def verify_byte_accounting(self) -> list[str]:
         """Idle check of SGLang: nothing runs, so no page may be held or half reclaimed."""
