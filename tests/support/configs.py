@@ -60,6 +60,7 @@ class ServerConfig:
             "--random-seed", "0",
             "--enable-cache-report",
             "--sleep-on-idle",
+            "--load-snapshot-publish-interval", "1",
             "--log-level-http", "warning",
             *self.flags,
         ]  # fmt: skip
@@ -123,7 +124,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ServerConfig("g16", grid=16),
         # Chunks below, equal to and above the grid; 12 and 40 are off it.
         ServerConfig("chunk3", chunk=3),
-        ServerConfig("chunk8", chunk=8),
+        ServerConfig("chunk8", chunk=8, env={"SGLANG_REQ_RUNNING_TIMEOUT": "6"}),
         ServerConfig("mixed12", chunk=12, flags=("--enable-mixed-chunk",)),
         ServerConfig("g16-chunk40", grid=16, chunk=40),
         ServerConfig(
@@ -131,9 +132,18 @@ CONFIGS: Mapping[str, ServerConfig] = {
             chunk=20,
             env={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"},
         ),
-        # Little memory.
-        ServerConfig("tight", memory=Memory(tokens=512, spare=8), env={"SGLANG_REQ_RUNNING_TIMEOUT": "20"}),
-        ServerConfig("kv256", memory=Memory(tokens=256, spare=2), running=2),
+        # Little memory, and a scheduler that hopes for short answers: together requests outgrow it.
+        ServerConfig(
+            "tight",
+            memory=Memory(tokens=512, spare=8),
+            flags=("--schedule-conservativeness", "0.1"),
+        ),
+        ServerConfig(
+            "kv256",
+            memory=Memory(tokens=256, spare=2),
+            running=2,
+            flags=("--schedule-conservativeness", "0.1"),
+        ),
         ServerConfig(
             "queue",
             running=1,

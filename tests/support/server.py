@@ -185,7 +185,7 @@ class LiveServer:
         return Reply.refused(answer.status_code, answer.text)
 
     def abort(self, rid: str) -> None:
-        """Abort every request whose id begins with `rid` (SGLang compares prefixes)."""
+        """Abort a request. SGLang's scheduler compares prefixes: end an id so that it begins no other."""
         answer = self.request("POST", "/abort_request", json={"rid": rid}, timeout=10)
         assert answer.status_code == 200, answer.text
 
@@ -204,11 +204,21 @@ class LiveServer:
         return dict(answer.json())
 
     def load(self) -> tuple[int, int]:
-        """(running, waiting) requests."""
-        answer = self.request("GET", "/v1/loads", params={"include": "core"}, timeout=30)
-        assert answer.status_code == 200, answer.text
-        (rank,) = answer.json()["loads"]
-        return int(rank["num_running_reqs"]), int(rank["num_waiting_reqs"])
+        """(running, waiting) requests, as they are after this call began.
+
+        SGLang answers from a snapshot that its scheduler writes now and then: one from before the call says
+        nothing about what was sent since.
+        """
+        begun = time.time()
+        while True:
+            answer = self.request("GET", "/v1/loads", params={"include": "core"}, timeout=30)
+            assert answer.status_code == 200, answer.text
+            (rank,) = answer.json()["loads"]
+            if rank["timestamp"] >= begun:
+                return int(rank["num_running_reqs"]), int(rank["num_waiting_reqs"])
+            self.check_alive()
+            # Goes through the scheduler, which then writes another.
+            self.info()
 
     # -- waiting ----------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+"""With the flag off the plugin changes nothing: the same server as without it."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.support.configs import CONFIGS
+from tests.support.park import ServerPark
+from tests.support.reply import Reply
+from tests.support.server import LiveServer
+from tests.support.tokens import T
+
+PLATFORM = "sglang_hybrid_cpu"
+"""SGLANG_PLUGINS names what is loaded; with the platform alone the CPU is served and the plugin is gone."""
+
+OWN_FIELDS = {"hybrid_mem", "hybrid_grid", "hybrid_budget_bytes", "hybrid_kernels"}
+OF_THE_PROCESS = {
+    "port",
+    "nccl_port",
+    "startup_time",
+    "launch_command",
+    "internal_states",
+    "zmq_to_scheduler",
+}
+"""Differ between any two starts."""
+
+OF_THE_MOMENT = {"last_gen_throughput", "memory_usage", "step_time_dict", "startup_time"}
+
+
+def conversation(server: LiveServer) -> list[Reply]:
+    """Hits of every kind, batches, decode, keys."""
+    replies = []
+    for prompt in (T(1, 43), T(1, 43), T(1, 20) + T(2, 30), T(3, 700), T(3, 400) + T(4, 9)):
+        replies.append(server.generate(prompt, 12, top_logprobs_num=2))
+    turn = [*T(1, 43), *replies[0].ids, *T(5, 4)]
+    replies.append(server.generate(turn, 6))
+    replies += server.generate_batch([T(6, 40), T(6, 40) + T(7, 5), T(8, 3)], 8, extra_key=["a", "b", "a"])
+    return replies
+
+
+def settings(info: dict[str, Any]) -> dict[str, Any]:
+    """/server_info without what differs between any two starts."""
+    kept = {name: value for name, value in info.items() if name not in OF_THE_PROCESS}
+    (state,) = info["internal_states"]
+    kept["state"] = {
+        name: value for name, value in state.items() if name not in OF_THE_MOMENT | OF_THE_PROCESS
+    }
+    return kept
+
+
+def test_flag_off_equals_uninstalled(park: ServerPark) -> None:
+    off = replace(CONFIGS["g8"].without_plugin(), name="flag-off")
+    gone = replace(off, name="uninstalled", env={"SGLANG_PLUGINS": PLATFORM})
+    # Started together: most of a start waits for one core.
+    servers = [park.spawn(off), park.spawn(gone)]
+    try:
+        for server in servers:
+            server.wait_ready()
+        with_plugin, without = (conversation(server) for server in servers)
+        for a, b in zip(with_plugin, without, strict=True):
+            assert (a.ids, a.logprobs, a.gaps, a.cached) == (b.ids, b.logprobs, b.gaps, b.cached)
+        assert any(reply.cached for reply in with_plugin)
+
+        info_off, info_gone = (settings(server.info()) for server in servers)
+        for name in OWN_FIELDS:
+            assert name not in info_gone
+            assert info_off.pop(name) is None
+            assert info_off["state"].pop(name, None) is None
+        assert info_off == info_gone
+    finally:
+        for server in servers:
+            server.stop()

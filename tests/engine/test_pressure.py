@@ -1,0 +1,155 @@
+"""Little memory: KV without state (HB-13), requests at the limit (HB-20), eviction under load."""
+
+import random
+import re
+import time
+
+import pytest
+
+from tests.support.park import on
+from tests.support.tokens import T
+from tests.support.witness import Witness
+
+K = 256
+"""Tokens of configuration `kv256`, beside two live states and two checkpoints."""
+
+
+@on("kv256")
+def test_a_hit_needs_the_state_and_not_only_kv(witness: Witness) -> None:
+    """HB-13: others push A's states out; a hit is as long as a state survives, not as long as KV does."""
+    a = T(1, 33)
+    witness.hit_is(witness.ask(a), 0)
+    for i in range(11, 23):
+        witness.ask(T(i, 9), exact=False)
+    witness.evicted()
+    before = witness.pools()
+    witness.ask(a, exact=False)
+    witness.hit_is(witness.ask(a, exact=False), 32)
+    after = witness.pools()
+    if before is not None and after is not None:
+        assert after.raw["blocks_cached"] <= before.raw["blocks_cached"] + 4, "A's KV is stored twice"
+
+
+@on("kv256")
+def test_the_whole_memory_for_one_request(witness: Witness) -> None:
+    """HB-20 (i)."""
+    begun = time.monotonic()
+    for i in range(4):
+        witness.ask(T(20 + i, 120), exact=False)
+    witness.ask(T(9, 238), 4, exact=False)
+    assert time.monotonic() - begun < 30
+
+
+@on("kv256")
+def test_two_requests_that_do_not_fit_together(witness: Witness) -> None:
+    """HB-20 (ii): the second joins or waits, and both finish as cold."""
+    begun = time.monotonic()
+    first = witness.submit(T(1, 120), 120)
+    witness.server.wait_load(running=1, waiting=0)
+    second = witness.submit(T(2, 120), 120)
+    witness.check(first.result(30), T(1, 120), 120, exact=False)
+    witness.check(second.result(30), T(2, 120), 120, exact=False)
+    assert time.monotonic() - begun < 30
+
+
+@on("kv256")
+def test_retraction_of_one_of_two(witness: Witness) -> None:
+    """Two short prompts are admitted together and outgrow the memory in decode."""
+    outgrow(witness, [T(1, 24), T(2, 24)], 216, begin=1)
+
+
+@on("tight")
+def test_retraction_of_several(witness: Witness) -> None:
+    """Eight of them, some of which are retracted more than once."""
+    prompts = [T(40 + i, 24 + i) for i in range(8)]
+    outgrow(witness, prompts, 150, begin=4)
+    for prompt in prompts:
+        witness.ask(prompt, 5, exact=False)
+
+
+def outgrow(witness: Witness, prompts: list[list[int]], m: int, begin: int) -> None:
+    """Let all prompts run at once, though their answers do not fit: SGLang hopes that running ones end early.
+
+    `begin` of them come together; each other comes when those before it run, so that these are charged by hope.
+    """
+    mark = witness.server.log_mark()
+    futures = []
+    for i, prompt in enumerate(prompts):
+        futures.append(witness.submit(prompt, m))
+        if i + 1 >= begin:
+            witness.server.wait_load(running=i + 1, waiting=0)
+    for prompt, future in zip(prompts, futures, strict=True):
+        witness.check(future.result(60), prompt, m, exact=False)
+    if witness.config.hybrid:
+        assert "Retract requests" in witness.server.log_since(mark), "INCONCLUSIVE: nothing was retracted"
+
+
+@on("kv256")
+def test_prompts_at_the_limit(witness: Witness) -> None:
+    """HB-20 (iii): at every length around the limit a prompt completes, or is refused with both numbers."""
+    lengths = {n: serves(witness, n) for n in (*range(K - 8, K + 3), *range(K + 16, 2 * K + 1, 16))}
+    most = max(n for n, served in lengths.items() if served)
+    lengths |= {n: serves(witness, n) for n in range(most + 1, most + 16) if n not in lengths}
+    served = [n for n in lengths if lengths[n]]
+    refused = [n for n in lengths if not lengths[n]]
+    assert lengths[K - 8], "a prompt of K - 8 tokens must fit"
+    assert not refused or max(served) < min(refused), f"served {served}, refused {refused}"
+    if witness.config.hybrid:
+        assert refused, "INCONCLUSIVE: every length was served"
+
+
+def serves(witness: Witness, n: int) -> bool:
+    """Whether a prompt of n tokens completes; if not, its refusal must name n and the limit."""
+    reply = witness.submit(T(3, n), 1).result(30)
+    five_tokens(witness)
+    if reply.reason == "length":
+        witness.check(reply, T(3, n), 1, exact=False)
+        return True
+    numbers = {int(x) for x in re.findall(r"\d+", reply.message)}
+    assert n in numbers, f"the refusal of {n} tokens does not name them: {reply.message}"
+    assert numbers - {n, reply.status}, f"the refusal of {n} tokens does not name the limit: {reply.message}"
+    return False
+
+
+@on("kv256")
+def test_cancelling_what_waits_for_memory(witness: Witness) -> None:
+    """HB-20 (iv), and HB-22 with a queued request that fails admission for KV."""
+    if not witness.config.hybrid:
+        pytest.skip("stock pools of this size hold both requests")
+    for round_ in range(6):
+        blocker = witness.submit(T(4, 120), 100)
+        witness.server.wait_load(running=1, waiting=0)
+        waiter = witness.submit(T(5, K - 2), 1, rid=f"waiter-{round_}-")
+        witness.server.wait_load(running=1, waiting=1)
+        witness.server.abort(f"waiter-{round_}-")
+        assert waiter.result(10).reason == "abort"
+        five_tokens(witness)
+        witness.check(blocker.result(30), T(4, 120), 100, exact=False)
+
+
+def five_tokens(witness: Witness) -> None:
+    """A short request answers within ten seconds, whatever else goes on."""
+    reply = witness.server.generate(T(6, 5), 1, timeout=10)
+    witness.check_output(reply, T(6, 5), 1)
+
+
+@on("tight")
+@pytest.mark.parametrize("seed", range(3))
+def test_eviction_under_a_random_load(witness: Witness, seed: int) -> None:
+    """Prompts that branch off each other at random, one after another and in waves, far more than fits."""
+    rng = random.Random(seed)
+    known = [T(1, 50)]
+    for step in range(25):
+        parent = rng.choice(known)
+        prompts = [
+            parent[: rng.randint(0, len(parent))] + T(100 + step * 8 + i, rng.randint(1, 60))
+            for i in range(rng.choice((1, 1, 5)))
+        ]
+        m = rng.randint(1, 20)
+        if len(prompts) == 1:
+            reply = witness.ask(prompts[0], m, exact=False)
+            known.append([*prompts[0], *reply.ids])
+        else:
+            witness.together(prompts, m)
+            known += prompts
+    witness.evicted()

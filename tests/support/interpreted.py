@@ -1,0 +1,92 @@
+"""Runs a table of kernel cases where Triton is an interpreter, and reads the verdicts.
+
+`TRITON_INTERPRET` counts when a kernel is decorated, Triton's own library included, so every table has a
+process of its own.  The same modules run on a GPU: `python -m tests.support.triton_state --device cuda`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+PASSED = "passed"
+
+Check = Callable[[str], None]
+"""Runs the kernels of one case on a device; raises when they are wrong."""
+
+
+def verdicts(module: str) -> dict[str, str]:
+    """Case name -> "passed" or a traceback, from `python -m module` under the interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--device", "cpu"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        found.update(json.loads(line))
+    return found
+
+
+def main(cases: Mapping[str, Check]) -> None:
+    """Command line of a table: one JSON object a case on stdout; exits 1 when a case failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("names", nargs="*", help="cases to run (default all)")
+    options = parser.parse_args()
+    failed = False
+    for name in options.names or cases:
+        try:
+            cases[name](options.device)
+            verdict = PASSED
+        except Exception:
+            verdict, failed = traceback.format_exc(), True
+        print(json.dumps({name: verdict}), flush=True)
+    sys.exit(failed)
+
+
+def norm_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what was wanted; inf when `got` is not finite."""
+    got, want = got.detach().cpu().double(), want.detach().cpu().double()
+    if not torch.isfinite(got).all():
+        return float("inf")
+    scale = float(want.norm())
+    return float((got - want).norm()) / scale if scale else float((got - want).norm())
+
+
+def tolerance(*dtypes: torch.dtype) -> float:
+    """Largest norm error: 1e-5 where everything is fp32, 1e-2 where something is rounded to 16 bits."""
+    return 1e-5 if all(dtype == torch.float32 for dtype in dtypes) else 1e-2
+
+
+def same_bytes(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Bit for bit, NaN included."""
+    return torch.equal(now.contiguous().view(torch.uint8), before.contiguous().view(torch.uint8))
+
+
+@contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """Memory from `torch.empty` holds NaN, so that an element nobody writes shows."""
+    empty = torch.empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return empty(*args, **kwargs).fill_(float("nan"))
+
+    with mock.patch("torch.empty", poisoned):
+        yield
