@@ -33,13 +33,16 @@ Generate = Callable[[list[int]], list[int]]
 
 
 class Result(NamedTuple):
-    """One workload on one server; tokens summed over its requests, bytes when it ended."""
+    """One workload on one server; tokens summed over its requests, memory when it ended.
+
+    A page is the KV of GRID tokens in all layers, the size of an S1 page over all arenas.
+    """
 
     requests: int
     prompt_tokens: int
     cached_tokens: int
     prefilled_tokens: int
-    bytes_cached: int
+    pages_cached: int
 
 
 def shared_context(rng: np.random.Generator, generate: Generate) -> None:
@@ -105,8 +108,12 @@ def arguments(memory: str, model_dir: Path, model: ModelGeometry) -> list[str]:
     return [*common, "--max-mamba-cache-size", str(slots), "--max-total-tokens", str(tokens)]
 
 
-def bytes_cached(memory: str, server: BenchServer, model: ModelGeometry) -> int:
-    """Bytes that hold cached prefixes on the idle server."""
+def pages_cached(memory: str, server: BenchServer, model: ModelGeometry) -> int:
+    """Pages' worth of bytes that hold cached prefixes on the idle server."""
+    return round(_bytes_cached(memory, server, model) / (GRID * model.kv_row_bytes * model.arenas))
+
+
+def _bytes_cached(memory: str, server: BenchServer, model: ModelGeometry) -> int:
     if memory == "stock":
         tokens = server.gauge("sglang:kv_evictable_tokens")
         states = server.gauge("sglang:mamba_evictable_tokens")
@@ -141,7 +148,7 @@ def measure(memory: str, model_dir: Path, model: ModelGeometry, seed: int) -> di
             print(f"{memory}: {name} done", file=sys.stderr)
             total, prompt, cached = counts
             results[name] = Result(
-                total, prompt, cached, prompt - cached, bytes_cached(memory, server, model)
+                total, prompt, cached, prompt - cached, pages_cached(memory, server, model)
             )
             requests.post(f"{server.url}/flush_cache", params={"timeout": 30}, timeout=60).raise_for_status()
     return results
@@ -180,13 +187,13 @@ def main() -> None:
             )
         )
         return
-    print(f"{'workload':<16}{'memory':<8}{'prompt':>9}{'cached':>9}{'prefilled':>11}{'MiB cached':>12}")
+    print(f"{'workload':<16}{'memory':<8}{'prompt':>9}{'cached':>9}{'prefilled':>11}{'pages cached':>14}")
     for name in WORKLOADS:
         for kind in kinds:
             row = table[kind][name]
             print(
                 f"{name:<16}{kind:<8}{row.prompt_tokens:>9}{row.cached_tokens:>9}{row.prefilled_tokens:>11}"
-                f"{row.bytes_cached / 2**20:>12.1f}"
+                f"{row.pages_cached:>14}"
             )
 
 
