@@ -25,6 +25,7 @@ from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.dual import UNIT_TOKENS
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Need, Organization
+from sglang_hybrid.pools.shared import PackedConv
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +247,9 @@ def poison(organization: Organization, arenas: Arenas) -> None:
         organization.state_pool.on_free = arenas.poison_state
         for page in range(1, organization.state_pool.size + 1):
             arenas.poison_state(page)
+    if isinstance(organization, PackedConv):
+        # A slot is freed while its slab stays.
+        organization.slabs.on_line_free = arenas.poison_line
 
 
 def _log_budget(organization: Organization) -> None:

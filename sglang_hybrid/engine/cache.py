@@ -206,8 +206,10 @@ class GridPrefixCache(BasePrefixCache):
         """Make room for what is asked beyond what is free.  Our own calls evict by exact need."""
         started = time.perf_counter()
         before = self.organization.usage()
-        units = self.organization.units_free() + -(-params.num_tokens // self.page_size)
-        self.lifetime.make_room(Need(units=units if params.num_tokens else 0))
+        organization = self.organization
+        if params.num_tokens:
+            asked = organization.units_free() + -(-params.num_tokens // self.page_size)
+            self.lifetime.make_room(Need(units=min(asked, organization.units_reclaimable())))
         if params.mamba_num:
             self.lifetime.make_room(Need(checkpoints=params.mamba_num))
         after = self.organization.usage()

@@ -117,6 +117,12 @@ class Arenas:
         """Fill a freed state page with NaN bits."""
         self._poison(self.state_buffers, page, self.layout.state_page_bytes)
 
+    def poison_line(self, line: int) -> None:
+        """Fill a freed conv line with NaN bits."""
+        first = line * self.layout.line_bytes + self.layout.line_offset
+        for buffer in self.state_buffers:
+            buffer[first : first + self.model.conv_line_bytes] = 0xFF
+
     @staticmethod
     def _poison(buffers: list[torch.Tensor], page: int, page_bytes: int) -> None:
         for buffer in buffers:
