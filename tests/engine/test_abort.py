@@ -22,12 +22,11 @@ def queued(i: int) -> list[int]:
 def test_abort_in_the_queue(witness: Witness) -> None:
     """HB-22: thirty rounds of five queued requests that had a match; nothing of it stays taken."""
     witness.ask(WARM)
-    blockers = [witness.submit(T(90 + i, 12), 900, rid=f"blocker-{i}-") for i in range(8)]
-    witness.server.wait_load(running=8, waiting=0)
+    blockers = [witness.begin(T(90 + i, 12), 900, rid=f"blocker-{i}-") for i in range(8)]
     for round_ in range(30):
         names = [f"queued-{round_}-{i}-" for i in range(5)]
         waiting = [witness.submit(queued(i), 2, rid=name) for i, name in enumerate(names)]
-        witness.server.wait_load(running=8, waiting=5)
+        witness.server.wait_waiting(5)
         for name in names:
             witness.server.abort(name)
         for future in waiting:
@@ -45,8 +44,7 @@ def test_queue_limit_and_waiting_timeout(witness: Witness) -> None:
     """HB-22 with at most two queued, and with a short waiting timeout: each loser gets its reason."""
     witness.ask(WARM)
     for round_ in range(3):
-        blocker = witness.submit(T(9, 12), 3000, rid=f"blocker-{round_}-")
-        witness.server.wait_load(running=1, waiting=0)
+        blocker = witness.begin(T(9, 12), 3000, rid=f"blocker-{round_}-")
         waiting = [witness.submit(queued(i), 2) for i in range(5)]
         replies = [future.result(20) for future in waiting]
         assert all(reply.reason in ("abort", "http") and reply.message for reply in replies), replies
@@ -87,7 +85,7 @@ def test_abort_in_decode(witness: Witness) -> None:
     prompt = T(2, 21)
     for stop in (1, 3, 4, 11, 12, 27):
         rid = f"decode-{stop}-"
-        for count, _ in enumerate(witness.stream(prompt, 2000, rid=rid), 1):
+        for count, _ in enumerate(witness.server.stream(prompt, 2000, rid=rid), 1):
             if count == stop:
                 witness.server.abort(rid)
         witness.base()
@@ -103,7 +101,6 @@ def test_a_client_that_goes_away(witness: Witness) -> None:
     body = generate_body(T(3, 40), 3000, stream=True)
     with requests.post(witness.server.url + "/generate", json=body, stream=True, timeout=30) as answer:
         next(answer.iter_lines())
-        witness.server.wait_load(running=1, waiting=0)
     witness.server.wait_idle()
     witness.base()
 
@@ -111,8 +108,9 @@ def test_a_client_that_goes_away(witness: Witness) -> None:
 @on("g8")
 def test_abort_everything_at_once(witness: Witness) -> None:
     """Running, prefilling and queued requests end together."""
-    futures = [witness.submit(T(100 + i, 30 + 50 * i), 3000) for i in range(20)]
-    witness.server.wait_until(lambda: witness.server.load()[0] > 3, "some to run")
+    futures = [witness.begin(T(99, 20), 3000)]
+    futures += [witness.submit(T(100 + i, 30 + 50 * i), 3000) for i in range(20)]
+    witness.server.wait_until(lambda: sum(witness.server.load()) == 21, "all to arrive")
     answer = witness.server.request("POST", "/abort_request", json={"abort_all": True})
     assert answer.status_code == 200
     assert {future.result(30).reason for future in futures} == {"abort"}
@@ -137,8 +135,7 @@ def test_flush(witness: Witness) -> None:
 def test_flush_of_a_busy_server_is_refused(witness: Witness) -> None:
     """And harms nothing: the running request equals cold, and its prefix is still there."""
     prompt = T(5, 26)
-    future = witness.submit(prompt, 300)
-    witness.server.wait_load(running=1, waiting=0)
+    future = witness.begin(prompt, 300)
     answer = witness.server.request("POST", "/flush_cache", params={"timeout": 0})
     assert answer.status_code != 200
     witness.check(future.result(), prompt, 300)

@@ -61,8 +61,7 @@ def test_a_wave_of_chunked_prompts(witness: Witness) -> None:
 def test_decode_rides_in_prefill_batches(witness: Witness) -> None:
     """Mixed chunks: a running decode takes its steps inside another prompt's chunks, across boundaries."""
     running = T(30, 10)
-    future = witness.submit(running, 60)
-    witness.server.wait_load(running=1, waiting=0)
+    future = witness.begin(running, 60)
     mark = witness.server.log_mark()
     long = witness.ask(T(31, 200), 4)
     assert long.reason == "length"

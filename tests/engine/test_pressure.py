@@ -44,8 +44,7 @@ def test_the_whole_memory_for_one_request(witness: Witness) -> None:
 def test_two_requests_that_do_not_fit_together(witness: Witness) -> None:
     """HB-20 (ii): the second joins or waits, and both finish as cold."""
     begun = time.monotonic()
-    first = witness.submit(T(1, 120), 120)
-    witness.server.wait_load(running=1, waiting=0)
+    first = witness.begin(T(1, 120), 120)
     second = witness.submit(T(2, 120), 120)
     witness.check(first.result(30), T(1, 120), 120, exact=False)
     witness.check(second.result(30), T(2, 120), 120, exact=False)
@@ -55,29 +54,22 @@ def test_two_requests_that_do_not_fit_together(witness: Witness) -> None:
 @on("kv256")
 def test_retraction_of_one_of_two(witness: Witness) -> None:
     """Two short prompts are admitted together and outgrow the memory in decode."""
-    outgrow(witness, [T(1, 24), T(2, 24)], 216, begin=1)
+    outgrow(witness, [T(1, 24), T(2, 24)], 216)
 
 
 @on("tight")
 def test_retraction_of_several(witness: Witness) -> None:
     """Eight of them, some of which are retracted more than once."""
     prompts = [T(40 + i, 24 + i) for i in range(8)]
-    outgrow(witness, prompts, 150, begin=4)
+    outgrow(witness, prompts, 150)
     for prompt in prompts:
         witness.ask(prompt, 5, exact=False)
 
 
-def outgrow(witness: Witness, prompts: list[list[int]], m: int, begin: int) -> None:
-    """Let all prompts run at once, though their answers do not fit: SGLang hopes that running ones end early.
-
-    `begin` of them come together; each other comes when those before it run, so that these are charged by hope.
-    """
+def outgrow(witness: Witness, prompts: list[list[int]], m: int) -> None:
+    """Let all prompts run at once, though their answers will not fit together."""
     mark = witness.server.log_mark()
-    futures = []
-    for i, prompt in enumerate(prompts):
-        futures.append(witness.submit(prompt, m))
-        if i + 1 >= begin:
-            witness.server.wait_load(running=i + 1, waiting=0)
+    futures = [witness.begin(prompt, m) for prompt in prompts]
     for prompt, future in zip(prompts, futures, strict=True):
         witness.check(future.result(60), prompt, m, exact=False)
     if witness.config.hybrid:
@@ -117,10 +109,9 @@ def test_cancelling_what_waits_for_memory(witness: Witness) -> None:
     if not witness.config.hybrid:
         pytest.skip("stock pools of this size hold both requests")
     for round_ in range(6):
-        blocker = witness.submit(T(4, 120), 100)
-        witness.server.wait_load(running=1, waiting=0)
+        blocker = witness.begin(T(4, 120), 100)
         waiter = witness.submit(T(5, K - 2), 1, rid=f"waiter-{round_}-")
-        witness.server.wait_load(running=1, waiting=1)
+        witness.server.wait_waiting(1)
         witness.server.abort(f"waiter-{round_}-")
         assert waiter.result(10).reason == "abort"
         five_tokens(witness)

@@ -15,11 +15,16 @@ from tests.support.budget import StateBytes
 ENV: Mapping[str, str] = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_MAMBA_CONV_DTYPE": "float32",
+    "SGLANG_HYBRID_POISON": "1",
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
     "HF_HUB_OFFLINE": "1",
 }
 """Environment of every server; a configuration may add to it."""
+
+
+HOPEFUL = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
+"""A scheduler that expects answers of eight tokens: it admits more than fits, and retracts."""
 
 
 @dataclass(frozen=True)
@@ -132,17 +137,17 @@ CONFIGS: Mapping[str, ServerConfig] = {
             chunk=20,
             env={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"},
         ),
-        # Little memory, and a scheduler that hopes for short answers: together requests outgrow it.
+        # Little memory.
         ServerConfig(
             "tight",
             memory=Memory(tokens=512, spare=8),
-            flags=("--schedule-conservativeness", "0.1"),
+            env=HOPEFUL,
         ),
         ServerConfig(
             "kv256",
             memory=Memory(tokens=256, spare=2),
             running=2,
-            flags=("--schedule-conservativeness", "0.1"),
+            env=HOPEFUL,
         ),
         ServerConfig(
             "queue",

@@ -1,6 +1,7 @@
 """A real SGLang HTTP server in a subprocess, seen through its public endpoints and its log."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,33 @@ class LiveServer:
             return reply
         return Reply.refused(answer.status_code, answer.text)
 
+    def begin(self, input_ids: Sequence[int], m: int, **extra: Any) -> Future[Reply]:
+        """`submit`, returning once the first token has come: the request runs, unless it is over already."""
+        begun = threading.Event()
+        future = self._pool.submit(self._generate_streaming, list(input_ids), m, extra, begun)
+        future.add_done_callback(lambda _: begun.set())
+        assert begun.wait(REQUEST_TIMEOUT), f"no first token; end of the log:\n{self.log_tail()}"
+        return future
+
+    def _generate_streaming(
+        self, input_ids: list[int], m: int, extra: Mapping[str, Any], begun: threading.Event
+    ) -> Reply:
+        parts = self.stream(input_ids, m, **extra)
+        last = next(parts)
+        begun.set()
+        for part in parts:
+            last = part
+        return Reply.of(last)
+
+    def stream(self, input_ids: Sequence[int], m: int, **extra: Any) -> Iterator[dict[str, Any]]:
+        """The parts of a streamed answer as they come, each with all that came before."""
+        body = generate_body(list(input_ids), m, stream=True, **extra)
+        with self.request("POST", "/generate", json=body, stream=True) as answer:
+            assert answer.status_code == 200, answer.text
+            for line in answer.iter_lines():
+                if line.startswith(b"data: ") and line != b"data: [DONE]":
+                    yield json.loads(line.removeprefix(b"data: "))
+
     def abort(self, rid: str) -> None:
         """Abort a request. SGLang's scheduler compares prefixes: end an id so that it begins no other."""
         answer = self.request("POST", "/abort_request", json={"rid": rid}, timeout=10)
@@ -233,9 +261,9 @@ class LiveServer:
                 raise AssertionError(f"waited {timeout:.0f} s for {what}; end of the log:\n{self.log_tail()}")
             time.sleep(pause)
 
-    def wait_load(self, running: int, waiting: int) -> None:
-        """Until exactly so many requests run and wait."""
-        self.wait_until(lambda: self.load() == (running, waiting), f"{running} running and {waiting} waiting")
+    def wait_waiting(self, count: int) -> None:
+        """Until exactly so many requests wait."""
+        self.wait_until(lambda: self.load()[1] == count, f"{count} requests to wait")
 
     def wait_idle(self) -> None:
         """Until nothing runs or waits."""

@@ -1,7 +1,6 @@
 """A client that knows what must come back: output as cold, hits by the formula, pools balanced."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from tests.support.cold import Cold, equal_cold
 from tests.support.configs import ServerConfig
 from tests.support.expect import NO_KEY, DenseGrid, Key
 from tests.support.reply import Reply
-from tests.support.server import LiveServer, generate_body
+from tests.support.server import LiveServer
 
 
 @dataclass
@@ -79,14 +78,9 @@ class Witness:
         """One request in the background; the caller checks its reply."""
         return self.server.submit(prompt, m, **key_fields(key), **extra)
 
-    def stream(self, prompt: Sequence[int], m: int, **extra: Any) -> Iterator[dict[str, Any]]:
-        """The parts of a streamed answer as they come; one token each, except the last after an abort."""
-        body = generate_body(list(prompt), m, stream=True, **extra)
-        answer = self.server.request("POST", "/generate", json=body, stream=True)
-        assert answer.status_code == 200, answer.text
-        for line in answer.iter_lines():
-            if line.startswith(b"data: ") and line != b"data: [DONE]":
-                yield json.loads(line.removeprefix(b"data: "))
+    def begin(self, prompt: Sequence[int], m: int, **extra: Any) -> Future[Reply]:
+        """One request in the background that already runs; the caller checks its reply."""
+        return self.server.begin(prompt, m, **extra)
 
     # -- checking ---------------------------------------------------------------------------------
 
