@@ -1,6 +1,9 @@
 """Order of the tests: fast ones first, then the engine tests grouped by server configuration."""
 
 
+import signal
+import sys
+
 import pytest
 
 from tests.support.configs import CONFIGS
@@ -12,6 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="engine tests with the plugin's flag off: output must equal cold, hits are not checked",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Whoever ends a run wants its servers ended too: let fixtures be torn down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
 
 
 def server_name(item: pytest.Item) -> str | None:
