@@ -30,10 +30,13 @@ def longest_request(organization: Organization) -> int:
     return low * organization.unit_tokens
 
 
-def most_new_tokens(organization: Organization, input_tokens: int) -> int | None:
-    """Tokens that a request may generate; None when not even its prompt fits an empty budget."""
-    room = longest_request(organization) - input_tokens
-    return room if room >= 1 else None
+def most_new_tokens(organization: Organization, input_tokens: int) -> int:
+    """Tokens that a request may generate; one for a prompt that is too long.
+
+    SGLang's length check comes after this question.  It refuses such a prompt and names the limit,
+    or cuts it (`--allow-auto-truncate`).
+    """
+    return max(1, longest_request(organization) - input_tokens)
 
 
 class GridPrefillBudget(PrefillBudget):

@@ -148,10 +148,9 @@ class GridTokens(PagedTokenToKVPoolAllocator):
     ) -> GridPrefillBudget:
         return GridPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
 
-    def max_new_tokens_for_memory(self, input_tokens: int, max_new_tokens: int, **kwargs: Any) -> int | None:
-        """At arrival: most tokens that an empty budget lets it generate; None: the prompt does not fit."""
-        most = most_new_tokens(self.organization, input_tokens)
-        return None if most is None else min(max_new_tokens, most)
+    def max_new_tokens_for_memory(self, input_tokens: int, max_new_tokens: int, **kwargs: Any) -> int:
+        """At arrival: clip an answer to what an empty budget holds beside the prompt."""
+        return min(max_new_tokens, most_new_tokens(self.organization, input_tokens))
 
     def check_decode_capacity(
         self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None
