@@ -1,6 +1,5 @@
 """Order of the tests: fast ones first, then the engine tests grouped by server configuration."""
 
-
 import signal
 import sys
 

@@ -43,6 +43,7 @@ class ServerConfig:
     """One way to start a server. `memory` None leaves the budget to SGLang's memory fraction."""
 
     name: str
+    organization: str = "S1"
     grid: int = 8
     model: str = "tiny"
     hybrid: bool = True
@@ -70,7 +71,7 @@ class ServerConfig:
             *self.flags,
         ]  # fmt: skip
         if self.hybrid:
-            args += ["--hybrid-mem", "S1", "--hybrid-grid", str(self.grid)]
+            args += ["--hybrid-mem", self.organization, "--hybrid-grid", str(self.grid)]
             if self.memory is not None:
                 args += ["--hybrid-budget-bytes", str(self.budget_bytes(model_dir))]
         return args
@@ -155,6 +156,10 @@ CONFIGS: Mapping[str, ServerConfig] = {
             flags=("--max-queued-requests", "2"),
             env={"SGLANG_REQ_WAITING_TIMEOUT": "1"},
         ),
+        # The other organizations, the same bytes.
+        ServerConfig("s0", organization="S0", memory=Memory(tokens=2048, spare=64)),
+        ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64)),
+        ServerConfig("d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64)),
         # A public server: default budget, long vocabulary, tokenizer and chat template.
         ServerConfig(
             "public",

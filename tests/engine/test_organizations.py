@@ -1,0 +1,52 @@
+"""S0, S2 and D0 through the scheduler and tree of S1: output as cold, hits by the formula on their grid."""
+
+import random
+
+from tests.support.park import on
+from tests.support.tokens import T
+from tests.support.witness import Witness
+
+OTHERS = ("s0", "s2", "d0")
+
+
+@on(*OTHERS)
+def test_hits_follow_the_formula(witness: Witness) -> None:
+    """HB-01 and HB-03 on the organization's own grid."""
+    k = witness.G // 8
+    for n in (7, 8, 9, 17, 43):
+        prompt = T(n * k, n * k)
+        for _ in range(3):
+            witness.ask(prompt, 4)
+    shared = T(1, 42 * k)
+    for i in range(4):
+        reply = witness.ask(shared + T(100 + i, 24 * k))
+        witness.hit_is(reply, 0 if i == 0 else 40 * k)
+    witness.cached_exactly()
+
+
+@on(*OTHERS)
+def test_decode_leaves_checkpoints(witness: Witness) -> None:
+    """A conversation whose second turn reuses what the first generated."""
+    first = witness.ask(T(2, 3 * witness.G), 3 * witness.G)
+    follow_up = witness.ask([*T(2, 3 * witness.G), *first.ids, *T(9, 5)], 4)
+    witness.hit_is(follow_up, 5 * witness.G)
+
+
+@on(*OTHERS)
+def test_waves_over_one_prefix(witness: Witness) -> None:
+    """Requests in one batch, some with a hit, crossing boundaries out of step."""
+    shared = T(3, 4 * witness.G + 2)
+    witness.ask(shared, 1)
+    witness.together([shared + T(200 + i, 1 + 3 * i) for i in range(6)], 2 * witness.G)
+    witness.together([T(220 + i, 5 + 7 * i) for i in range(6)], witness.G + 3)
+
+
+@on(*OTHERS)
+def test_eviction_under_a_random_load(witness: Witness) -> None:
+    """More prefixes than the memory holds; freed pages and conv lines are poisoned."""
+    chance = random.Random(7)
+    for i in range(24):
+        stem = T(300 + chance.randrange(10), 1 + chance.randrange(12 * witness.G))
+        witness.ask(stem + T(400 + i, 1 + chance.randrange(20)), 1 + chance.randrange(12), exact=False)
+    witness.together([T(320 + i, 6 * witness.G + i) for i in range(8)], 9)
+    witness.evicted()
