@@ -51,7 +51,7 @@ def test_pause_generation(witness: Witness) -> None:
     drive(
         witness,
         pause_generation_kit.PauseResumeInPlaceMixin,
-        pause_max_new_tokens=300,
+        pause_max_new_tokens=150,
         pause_duration=1.5,
         pause_ignore_eos=True,
     )
