@@ -1,7 +1,6 @@
 """Order of the tests: fast ones first, then the engine tests grouped by server configuration."""
 
 import signal
-import sys
 
 import pytest
 
@@ -18,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Whoever ends a run wants its servers ended too: let fixtures be torn down.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def server_name(item: pytest.Item) -> str | None:
