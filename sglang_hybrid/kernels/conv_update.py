@@ -15,6 +15,22 @@ from sglang_hybrid.kernels.state_io import read_windows, write_windows
 from sglang_hybrid.pools.views import ConvView
 
 
+def check_conv(
+    view: ConvView,
+    src_line: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> int:
+    """Raise `KernelError` unless the inputs of `conv_update` fit each other; returns W.  For every route."""
+    need_shape("x", x, (src_line.shape[0], None))
+    need_activation(activation)
+    width = check_weights(weight, bias, x.shape[1])
+    need_shape("conv lines", view.lines, (None, x.shape[1], width - 1))
+    return width
+
+
 def conv_update(
     view: ConvView,
     src_line: torch.Tensor,
@@ -32,10 +48,7 @@ def conv_update(
     (`NO_LINE`: nowhere).  All reads come before all writes, so any row may work in place.
     Sums are fp32, in the order of `causal_conv`.
     """
-    need_shape("x", x, (src_line.shape[0], None))
-    need_activation(activation)
-    width = check_weights(weight, bias, x.shape[1])
-    need_shape("conv lines", view.lines, (None, x.shape[1], width - 1))
+    width = check_conv(view, src_line, x, weight, bias, activation)
     memory = width - 1
     window = read_windows(view, src_line)
     taps = weight.float()

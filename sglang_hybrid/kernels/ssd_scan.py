@@ -41,9 +41,17 @@ def time_steps(
     return steps if dt_limit == NO_LIMIT else steps.clamp(*dt_limit)
 
 
-def _check(
-    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, segments: Segments
+def check_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    segments: Segments,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
 ) -> None:
+    """Raise `KernelError` unless the inputs of a scan fit each other; for every route."""
     need_shape("x", x, (segments.tokens, None, None))
     heads = x.shape[1]
     need_shape("dt", dt, (segments.tokens, heads))
@@ -51,6 +59,11 @@ def _check(
     need_shape("B", b, (segments.tokens, None, None))
     need_shape("C", c, tuple(b.shape))
     need_groups(heads, b.shape[1])
+    dim = x.shape[2]
+    if d is not None and d.shape not in ((heads,), (heads, dim)):
+        raise KernelError(f"D has shape {list(d.shape)}, needs [{heads}] or [{heads}, {dim}]")
+    if z is not None:
+        need_shape("z", z, (segments.tokens, heads, dim))
 
 
 def _pieces(tensor: torch.Tensor, segments: Segments) -> torch.Tensor:
@@ -116,16 +129,12 @@ def ssd_scan(
     Sums are fp32 whatever the inputs.  The state passed over an emission is rounded to
     `state_dtype` there, so a scan that resumes from the emitted state continues bit for bit.
     """
-    _check(x, dt, a, b, c, segments)
+    check_scan(x, dt, a, b, c, segments, d, z)
     tokens, heads, dim = x.shape
     groups, size = b.shape[1:]
     if initial_states is None:
         initial_states = torch.zeros(segments.sequences, heads, dim, size, device=x.device)
     need_shape("initial_states", initial_states, (segments.sequences, heads, dim, size))
-    if d is not None and d.shape not in ((heads,), (heads, dim)):
-        raise KernelError(f"D has shape {list(d.shape)}, needs [{heads}] or [{heads}, {dim}]")
-    if z is not None:
-        need_shape("z", z, (tokens, heads, dim))
     if out is not None:
         need_shape("out", out, (tokens, heads, dim))
     if tokens == 0:

@@ -29,9 +29,10 @@ def member_runs(view: StateView) -> list[tuple[int, int, int]]:
     return runs
 
 
-def _need_map(
+def need_map(
     view: StateView, page_map: torch.Tensor, batch: int | None = None
 ) -> list[tuple[int, int, int]]:
+    """Raise `KernelError` unless `page_map` is [batch, members] ints that reach all rows; `member_runs`."""
     need_shape("rows", view.rows, (None, None, None))
     need_index("page_map", page_map, (batch, None))
     runs = member_runs(view)
@@ -49,7 +50,7 @@ def read_states(view: StateView, page_map: torch.Tensor) -> torch.Tensor:
     `page_map` [B, members] int32 or int64.  A row whose column 0 is negative has no source and
     reads zeros; its other columns are not looked at.
     """
-    runs = _need_map(view, page_map)
+    runs = need_map(view, page_map)
     batch = page_map.shape[0]
     shape = (batch, view.heads, view.head_dim, view.state_size)
     if not runs or view.state_size == 0:
@@ -68,7 +69,7 @@ def write_states(view: StateView, page_map: torch.Tensor, states: torch.Tensor) 
     `page_map` [B, members]; a row whose column 0 is negative is skipped (it goes to the sink
     page).  Two rows must not name the same page, the sink apart.
     """
-    runs = _need_map(view, page_map, states.shape[0])
+    runs = need_map(view, page_map, states.shape[0])
     need_shape("states", states, (None, view.heads, view.head_dim, view.state_size))
     if view.state_size == 0:
         return
@@ -80,7 +81,8 @@ def write_states(view: StateView, page_map: torch.Tensor, states: torch.Tensor) 
         done += high - low
 
 
-def _need_lines(view: ConvView, lines: torch.Tensor, batch: int | None = None) -> None:
+def need_lines(view: ConvView, lines: torch.Tensor, batch: int | None = None) -> None:
+    """Raise `KernelError` unless `lines` is [batch] ints over three-dimensional conv lines."""
     need_shape("conv lines", view.lines, (None, None, None))
     need_index("lines", lines, (batch,))
 
@@ -90,7 +92,7 @@ def read_windows(view: ConvView, lines: torch.Tensor) -> torch.Tensor:
 
     `lines` [B] int32 or int64; the invalid line (`NO_LINE`) reads zeros.
     """
-    _need_lines(view, lines)
+    need_lines(view, lines)
     present = lines > NO_LINE
     windows = view.lines.index_select(0, torch.where(present, lines, SINK_PAGE).long())
     return windows.masked_fill_(~present[:, None, None], 0)
@@ -101,7 +103,7 @@ def write_windows(view: ConvView, lines: torch.Tensor, windows: torch.Tensor) ->
 
     `lines` [B]; the invalid line (`NO_LINE`) is skipped (it goes to line 0, the sink page's).
     """
-    _need_lines(view, lines, windows.shape[0])
+    need_lines(view, lines, windows.shape[0])
     need_shape("windows", windows, (None, *view.lines.shape[1:]))
     targets = torch.where(lines > NO_LINE, lines, SINK_PAGE).long()
     view.lines.index_copy_(0, targets, windows.to(view.lines.dtype))

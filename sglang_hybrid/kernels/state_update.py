@@ -15,6 +15,31 @@ from sglang_hybrid.kernels.state_io import read_states, write_states
 from sglang_hybrid.pools.views import StateView
 
 
+def check_update(
+    view: StateView,
+    src_map: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+) -> None:
+    """Raise `KernelError` unless the inputs of `state_update` fit each other; for every route."""
+    need_shape("x", x, (src_map.shape[0], view.heads, view.head_dim))
+    batch, heads, dim = x.shape
+    need_shape("dt", dt, (batch, heads))
+    need_shape("A", a, (heads,))
+    need_shape("B", b, (batch, None, view.state_size))
+    need_shape("C", c, tuple(b.shape))
+    need_groups(heads, b.shape[1])
+    if d is not None and d.shape not in ((heads,), (heads, dim)):
+        raise KernelError(f"D has shape {list(d.shape)}, needs [{heads}] or [{heads}, {dim}]")
+    if z is not None:
+        need_shape("z", z, (batch, heads, dim))
+
+
 def state_update(
     view: StateView,
     src_map: torch.Tensor,
@@ -39,18 +64,8 @@ def state_update(
     writes, so any row may work in place.  y comes from the fp32 state; only what is written is
     rounded to the pages' dtype.
     """
-    need_shape("x", x, (src_map.shape[0], view.heads, view.head_dim))
+    check_update(view, src_map, x, dt, a, b, c, d, z)
     batch, heads, dim = x.shape
-    need_shape("dt", dt, (batch, heads))
-    need_shape("A", a, (heads,))
-    need_shape("B", b, (batch, None, view.state_size))
-    need_shape("C", c, tuple(b.shape))
-    need_groups(heads, b.shape[1])
-    if d is not None and d.shape not in ((heads,), (heads, dim)):
-        raise KernelError(f"D has shape {list(d.shape)}, needs [{heads}] or [{heads}, {dim}]")
-    if z is not None:
-        need_shape("z", z, (batch, heads, dim))
-
     groups, size = b.shape[1:]
     steps = time_steps(dt, dt_bias, dt_softplus, dt_limit)
     decay = (steps * a.float()).exp()[..., None, None]
