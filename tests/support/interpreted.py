@@ -1,7 +1,8 @@
 """Runs a table of kernel cases where Triton is an interpreter, and reads the verdicts.
 
-`TRITON_INTERPRET` counts when a kernel is decorated, Triton's own library included, so every table has a
-process of its own.  The same modules run on a GPU: `python -m tests.support.triton_state --device cuda`.
+`TRITON_INTERPRET` counts when a kernel is decorated, Triton's own library included, so the tables have a
+process of their own.  Each also runs by itself, and on a GPU: `python -m tests.support.triton_state`.
+SGLANG_HYBRID_LONG_TABLES=1 adds combinations and real shapes, for minutes instead of seconds.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+
+from sglang_hybrid.kernels.launch import Launch
 
 ROOT = Path(__file__).parents[2]
 PASSED = "passed"
+LONG = os.environ.get("SGLANG_HYBRID_LONG_TABLES") == "1"
 
 Check = Callable[[str], None]
 """Runs the kernels of one case on a device; raises when they are wrong."""
 
 
+@cache
 def verdicts(module: str) -> dict[str, str]:
     """Case name -> "passed" or a traceback, from `python -m module` under the interpreter."""
     done = subprocess.run(
@@ -35,7 +42,7 @@ def verdicts(module: str) -> dict[str, str]:
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600 if LONG else 600,
     )
     assert done.returncode in (0, 1), done.stderr[-4000:]
     found: dict[str, str] = {}
@@ -51,6 +58,8 @@ def main(cases: Mapping[str, Check]) -> None:
     parser.add_argument("names", nargs="*", help="cases to run (default all)")
     options = parser.parse_args()
     failed = False
+    if options.device == "cpu":
+        guard_launches()
     for name in options.names or cases:
         try:
             cases[name](options.device)
@@ -59,6 +68,53 @@ def main(cases: Mapping[str, Check]) -> None:
             verdict, failed = traceback.format_exc(), True
         print(json.dumps({name: verdict}), flush=True)
     sys.exit(failed)
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address of a view and the one past its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    return tensor.data_ptr(), tensor.data_ptr() + size
+
+
+_allowed: list[tuple[int, int]] = []
+
+
+def allow(tensors: Sequence[torch.Tensor]) -> None:
+    """Tensors that launches reach through a table of addresses."""
+    _allowed.extend(extent(tensor) for tensor in tensors)
+
+
+def guard_launches() -> None:
+    """From now on an address outside a launch's arguments is an error, also where its value is not used."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    load, store, run = builder.create_masked_load, builder.create_masked_store, Launch.run
+    bounds: list[tuple[int, int]] = []
+
+    def check(pointers: Any, mask: Any) -> None:
+        everywhere, wanted = np.broadcast_arrays(pointers.data, mask.data)
+        addresses = everywhere[wanted.astype(bool)]
+        inside = np.zeros(addresses.shape, dtype=bool)
+        for low, high in bounds:
+            inside |= (addresses >= low) & (addresses < high)
+        assert inside.all(), f"{(~inside).sum()} of {inside.size} addresses lie outside the arguments"
+
+    def guarded_load(pointers: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return load(pointers, mask, *rest)
+
+    def guarded_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return store(pointers, value, mask, *rest)
+
+    def guarded_run(launch: Launch) -> None:
+        tensors = [value for value in launch.args.values() if isinstance(value, torch.Tensor)]
+        bounds[:] = [*map(extent, tensors), *_allowed]
+        run(launch)
+
+    builder.create_masked_load, builder.create_masked_store = guarded_load, guarded_store
+    Launch.run = guarded_run  # type: ignore[method-assign, assignment]
 
 
 def norm_error(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -1,0 +1,17 @@
+"""Every table of Triton kernel cases in one: `python -m tests.support.triton_tables` runs them all."""
+
+from __future__ import annotations
+
+from tests.support import triton_conv, triton_state
+from tests.support.interpreted import Check, main
+
+TABLES = {"state": triton_state, "conv": triton_conv}
+
+
+def cases() -> dict[str, Check]:
+    """All cases by "table: name"."""
+    return {f"{key}: {name}": case for key, table in TABLES.items() for name, case in table.cases().items()}
+
+
+if __name__ == "__main__":
+    main(cases())
