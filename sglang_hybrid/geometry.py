@@ -223,3 +223,17 @@ def dual_pages(model: ModelGeometry, budget_bytes: int, attention_share: float) 
 def dual_least(grid: int) -> tuple[int, int]:
     """D0's least (units, checkpoints) beside the sinks: `LEAST_PIECES`, where a block is many units."""
     return grid // UNIT_TOKENS + LEAST_PIECES - 1, LEAST_PIECES
+
+
+def dual_starts(model: ModelGeometry, grid: int, budget_bytes: int, attention_share: float) -> bool:
+    """Whether both of D0's sides hold what they must: free bytes of one cannot serve the other."""
+    units, checkpoints = dual_pages(model, budget_bytes, attention_share)
+    least_units, least_checkpoints = dual_least(grid)
+    return units > least_units and checkpoints > least_checkpoints
+
+
+def dual_shares(model: ModelGeometry, grid: int, budget_bytes: int) -> tuple[float, float] | None:
+    """Least and largest attention share, in thousandths, at which D0 starts; None: at no share."""
+    tried = (share / 1000 for share in range(1, 1000))
+    found = [share for share in tried if dual_starts(model, grid, budget_bytes, share)]
+    return (found[0], found[-1]) if found else None

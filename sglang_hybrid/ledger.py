@@ -23,8 +23,8 @@ from sglang_hybrid.geometry import (
     check_unit_grid,
     coarse_page_bytes,
     conv_slot_bytes,
-    dual_least,
     dual_pages,
+    dual_starts,
     whole_rows_bytes,
 )
 
@@ -270,8 +270,7 @@ class DualAccount(Account):
 
     def _capacity(self, demand: Demand, budget_bytes: int, share: float) -> Capacity:
         units, states = dual_pages(self.model, budget_bytes, share)
-        least_units, least_states = dual_least(self.grid)
-        starts = units > least_units and states > least_states
+        starts = dual_starts(self.model, self.grid, budget_bytes, share)
 
         def fits(times: int) -> bool:
             attention = times * self.units(demand) < units

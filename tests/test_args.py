@@ -79,8 +79,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--help")
     shown = capsys.readouterr().out
-    for flag in ("--hybrid-mem {S0,S1,S2,D0}", "--hybrid-grid", "--hybrid-budget-bytes", "--hybrid-kernels"):
-        assert flag in shown
+    for flag in ("mem {S0,S1,S2,D0}", "grid", "budget-bytes", "attention-share", "kernels"):
+        assert f"--hybrid-{flag}" in shown
 
 
 @pytest.mark.parametrize("bad", ["--hybrid-mem S3", "--hybrid-grid many", "--hybrid-budget-bytes 8g"])
@@ -99,7 +99,13 @@ def test_derived(model: str) -> None:
     assert now.uses_mamba_radix_cache is True
     assert now.disable_overlap_schedule is False
     assert now.cuda_graph_config.prefill.backend == "disabled"
-    assert args.settings(record) == args.HybridSettings("S1", 16, 16, None, "auto")
+    assert args.settings(record) == args.HybridSettings("S1", 16, 16, None, "auto", {})
+
+
+def test_attention_share(model: str) -> None:
+    record = resolved("--model-path", model, QUIET, "--hybrid-mem", "D0", "--hybrid-attention-share", "0.3")
+    assert args.settings(record).options == {"attention_share": 0.3}
+    assert args.settings(resolved("--model-path", model, QUIET, "--hybrid-mem", "D0")).options == {}
 
 
 def test_default_grid(model: str) -> None:

@@ -122,7 +122,7 @@ def test_refused(row: Row, model: str) -> None:
 
 
 def test_every_rule_has_a_row() -> None:
-    ours = {"hybrid_mem"}
+    ours = {"hybrid_mem", "hybrid_attention_share"}
     planted = {"model_path", "mem_fraction_static", "cuda_graph_config"}  # tests of their own below
     rowed = {match.replace("-", "_") for row in ROWS for match in re.findall(r"--([a-z0-9-]+)", row.argv)}
     ruled = {rule.field for rule in (*refusals.INPUT_RULES, *refusals.MODEL_RULES)}
@@ -167,6 +167,12 @@ def test_coarse_slots_need_a_backend_that_indexes_by_token(model: str) -> None:
         ("D0", "--hybrid-grid 100", "--hybrid-grid 100", "112"),
         ("S1", "--hybrid-grid 8 --hybrid-budget-bytes 1000", "--hybrid-budget-bytes 1000", "or more"),
         ("D0", "--hybrid-budget-bytes 1000", "--hybrid-budget-bytes 1000", "or more"),
+        (
+            "D0",
+            "--hybrid-grid 16 --hybrid-budget-bytes 1M --hybrid-attention-share 0.9",
+            "at --hybrid-attention-share 0.9 gives D0 26 units and 0 checkpoints; it needs at least 2 and 2",
+            "or --hybrid-attention-share from 0.099 to 0.688",
+        ),
         ("S2", "--hybrid-grid 4", "S2 does not pack", "--hybrid-mem S1"),
         ("S1", "--hybrid-grid 1", "(--hybrid-grid 1)", "or larger"),
     ],
@@ -178,6 +184,28 @@ def test_layout(mem: str, argv: str, value: str, choice: str, model: str) -> Non
     assert choice in said
 
 
+@pytest.mark.parametrize("share", ["0", "1", "-0.5", "1.5", "nan", "inf"])
+def test_share_leaves_both_pools(share: str, model: str) -> None:
+    said = sentence("--model-path", model, "--hybrid-mem", "D0", f"--hybrid-attention-share={share}")
+    assert f"--hybrid-attention-share {float(share)} leaves D0 one pool" in said
+    assert "between 0 and 1, like 0.5" in said
+
+
+@pytest.mark.parametrize("mem", ["S0", "S1", "S2"])
+def test_share_is_for_dual_pools(mem: str, model: str) -> None:
+    said = sentence("--model-path", model, "--hybrid-mem", mem, "--hybrid-attention-share", "0.5")
+    assert f"--hybrid-attention-share 0.5 has no meaning with --hybrid-mem {mem}" in said
+    assert said.endswith("leave it out, or use --hybrid-mem D0.")
+
+
+@pytest.mark.parametrize("share", ["0.5", "0.0001", "0.9999"])
+def test_share_of_unknown_or_ample_bytes(share: str, model: str) -> None:
+    """Without a budget only the scheduler knows the bytes; with one the parent knows both sides."""
+    argv = ("--model-path", model, "--hybrid-mem", "D0", "--hybrid-attention-share", share)
+    for more in ((), ("--hybrid-budget-bytes", "100G")):
+        resolved(*argv, *more, "--skip-tokenizer-init")
+
+
 @pytest.mark.parametrize("mem", refusals.BUILT_ORGANIZATIONS)
 def test_every_built_organization_passes(mem: str, model: str) -> None:
     record = resolved("--model-path", model, "--skip-tokenizer-init", "--hybrid-mem", mem)
@@ -185,7 +213,13 @@ def test_every_built_organization_passes(mem: str, model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", ["--hybrid-grid 16", "--hybrid-budget-bytes 1000", "--hybrid-kernels torch"]
+    "extra",
+    [
+        "--hybrid-grid 16",
+        "--hybrid-budget-bytes 1000",
+        "--hybrid-attention-share 0.5",
+        "--hybrid-kernels torch",
+    ],
 )
 def test_option_without_the_switch(extra: str, model: str) -> None:
     said = sentence("--model-path", model, *extra.split())
@@ -236,6 +270,8 @@ def test_engine_values_are_checked_too(model: str) -> None:
         ({"hybrid_mem": "S9"}, r"--hybrid-mem S9 is unknown; legal: .*S1"),
         ({"hybrid_mem": "S1", "hybrid_kernels": "cuda"}, r"--hybrid-kernels cuda is unknown; legal: auto"),
         ({"hybrid_mem": "S1", "hybrid_grid": "16"}, r"--hybrid-grid '16' must be a whole number"),
+        ({"hybrid_mem": "D0", "hybrid_attention_share": True}, r"attention-share True leaves D0 one"),
+        ({"hybrid_mem": "D0", "hybrid_attention_share": "0.5"}, r"attention-share '0.5' leaves D0 one"),
         ({"hybrid_mem": "S1", "hybrid_grid": True}, r"--hybrid-grid True must be a whole number"),
     ):
         with pytest.raises(rules.Refusal, match=said):

@@ -14,7 +14,7 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.common import human_readable_int
 
-from sglang_hybrid.geometry import DEFAULT_GRID, UNIT_TOKENS
+from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, UNIT_TOKENS
 
 ORGANIZATIONS = ("S0", "S1", "S2", "D0")
 KERNELS = ("auto", "triton", "flashinfer", "torch")
@@ -24,7 +24,7 @@ RADIX_BACKEND = "hybrid_grid"
 MAMBA_STRATEGY = "no_buffer"
 """The stock strategy that arms neither snapshot slots nor tracking: forks need none of it."""
 
-_FLAG_FIELDS = ("hybrid_grid", "hybrid_budget_bytes", "hybrid_kernels")
+_FLAG_FIELDS = ("hybrid_grid", "hybrid_budget_bytes", "hybrid_attention_share", "hybrid_kernels")
 
 
 class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[call-arg]
@@ -60,6 +60,14 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
         ),
         NS("hybrid"),
     ] = None
+    hybrid_attention_share: A[
+        Optional[float],  # noqa: UP045
+        Arg(
+            help="Part of the budget that D0's attention pool gets, between 0 and 1 (default "
+            f"{DEFAULT_ATTENTION_SHARE}); checkpoints get the rest. Needs --hybrid-mem D0.",
+        ),
+        NS("hybrid"),
+    ] = None
     hybrid_kernels: A[
         Optional[str],  # noqa: UP045
         Arg(
@@ -73,13 +81,17 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
 
 
 class HybridSettings(NamedTuple):
-    """What resolution decided.  `grid` is None for a D0 whose grid follows from the model."""
+    """What resolution decided.  `grid` is None for a D0 whose grid follows from the model.
+
+    `options` are the organization's own (`pools.factory.make_organization`).
+    """
 
     mem: str
     grid: int | None
     page_size: int
     budget_bytes: int | None
     kernels: str
+    options: dict[str, Any]
 
 
 def organization(record: Any) -> str | None:
@@ -103,6 +115,12 @@ def grid_or_default(mem: str, grid: int | None) -> int | None:
 def page_size_for(mem: str, grid: int | None) -> int:
     """SGLang's page size in tokens: one attention block of the organization."""
     return UNIT_TOKENS if mem == "D0" else grid or DEFAULT_GRID
+
+
+def organization_options(record: Any) -> dict[str, Any]:
+    """Keyword arguments of single organizations that the user set."""
+    share = getattr(record, "hybrid_attention_share", None)
+    return {} if share is None else {"attention_share": share}
 
 
 def published_organization() -> str | None:
@@ -144,4 +162,5 @@ def settings(record: Any | None = None) -> HybridSettings:
         page_size=page_size_for(mem, grid),
         budget_bytes=resolution_result(record, "hybrid_budget_bytes"),
         kernels=resolution_result(record, "hybrid_kernels") or "auto",
+        options=organization_options(record),
     )

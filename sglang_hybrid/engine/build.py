@@ -20,7 +20,7 @@ from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
 from sglang_hybrid.engine.tokens import GridTokens
-from sglang_hybrid.geometry import native_grid
+from sglang_hybrid.geometry import SCAN_CHUNK, native_grid
 from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.dual import UNIT_TOKENS
 from sglang_hybrid.pools.factory import make_organization
@@ -85,7 +85,8 @@ def config_from_budget(
     shape = state_shape(self)
     model = shape.geometry(*layer_sets(self))
     grid = asked.grid or native_grid(model, UNIT_TOKENS, scan_chunk(self))
-    organization = make_organization(asked.mem, model, grid, int(asked.budget_bytes or budget_bytes))
+    budget = int(asked.budget_bytes or budget_bytes)
+    organization = make_organization(asked.mem, model, grid, budget, **asked.options)
     _plans[id(self)] = Plan(shape, organization)
     # SGLang refuses longer requests by this number, and names it.
     config.max_total_num_tokens = longest_request(organization)
@@ -213,7 +214,7 @@ def layer_sets(configurator: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def scan_chunk(configurator: Any) -> int:
     """Tokens of a chunk of the model's scan; D0's native grid is a multiple of it."""
-    return int(getattr(configurator.mambaish_config, "mamba_chunk_size", 256))
+    return int(getattr(configurator.mambaish_config, "mamba_chunk_size", SCAN_CHUNK))
 
 
 def state_shape(configurator: Any) -> StateShape:
@@ -255,7 +256,7 @@ def poison(organization: Organization, arenas: Arenas) -> None:
 def _log_budget(organization: Organization) -> None:
     used = organization.used_bytes()
     logger.info(
-        "%s: grid %d, budget %d bytes, used %d, lost %d; holds %d units of %d tokens or %d checkpoints.",
+        "%s: grid %d, budget %d bytes, used %d, lost %d; holds %d units of %d tokens %s %d checkpoints.",
         organization.name,
         organization.grid,
         organization.budget_bytes,
@@ -263,5 +264,6 @@ def _log_budget(organization: Organization) -> None:
         organization.budget_bytes - used,
         organization.unit_pool.size,
         organization.unit_tokens,
+        "or" if organization.unit_pool is organization.state_pool else "and",
         checkpoint_capacity(organization),
     )

@@ -19,6 +19,7 @@ def report(cache: GridPrefixCache) -> dict[str, Any]:
         "used_bytes": used,
         "lost_bytes": organization.budget_bytes - used,
         **usage._asdict(),
+        **organization.details(),
         "blocks_cached": cache.tree.blocks_evictable,
         "protected_tokens": cache.tree.blocks_locked * organization.grid,
         "namespaces": cache.tree.namespaces,

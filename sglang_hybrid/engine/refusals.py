@@ -19,10 +19,11 @@ from sglang_hybrid.engine.args import (
     ORGANIZATIONS,
     RADIX_BACKEND,
     grid_or_default,
+    organization_options,
     page_size_for,
 )
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, only, positive, refuse, unset
-from sglang_hybrid.geometry import UNIT_TOKENS, GeometryError, native_grid
+from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, UNIT_TOKENS, GeometryError, native_grid
 from sglang_hybrid.pools import factory
 
 BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
@@ -42,6 +43,8 @@ KV_DTYPES = {
 """Unpacked KV dtypes by SGLang's names; None: the model's."""
 AMPLE_PIECES = 64
 """Blocks and checkpoints an arena that no organization finds too small."""
+LEAST_SHARE = 1e-4
+"""Smallest side of a split for which ample means ample."""
 SERVED = {
     "FalconH1ForCausalLM": "every layer holds attention and a Mamba2 mixer, so one page serves both",
 }
@@ -97,6 +100,20 @@ def _strategy(facts: Facts) -> str | None:
     )
 
 
+def _attention_share(facts: Facts) -> str | None:
+    value = facts.given("hybrid_attention_share")
+    if value is None:
+        return None
+    if facts.mem != "D0":
+        return (
+            f"--hybrid-attention-share {value} has no meaning with --hybrid-mem {facts.mem}: attention and "
+            "state share one pool; leave it out, or use --hybrid-mem D0."
+        )
+    if isinstance(value, int | float) and 0 < value < 1:
+        return None
+    return f"--hybrid-attention-share {value!r} leaves D0 one pool: use a value between 0 and 1, like 0.5."
+
+
 def _backends(mem: str) -> tuple[str, ...]:
     return tuple(name for name in ATTENTION_BACKENDS if mem != "S0" or name not in PAGE_TABLE_BACKENDS)
 
@@ -133,6 +150,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     Rule("hybrid_kernels", _kernels),
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
+    Rule("hybrid_attention_share", _attention_share),
     Rule("page_size", _page_size),
     Rule("radix_cache_backend", _radix_backend),
     Rule("mamba_radix_cache_strategy", _strategy),
@@ -221,9 +239,12 @@ def _layout(facts: Facts) -> str | None:
             model = build.state_shape(rank).geometry(*build.layer_sets(rank))
         grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, build.scan_chunk(rank))
         ample = AMPLE_PIECES * model.arenas * (grid * model.kv_row_bytes + model.checkpoint_bytes)
-        factory.make_organization(
-            facts.mem, model, grid, min(facts.given("hybrid_budget_bytes") or ample, ample)
-        )
+        budget, options = facts.given("hybrid_budget_bytes"), organization_options(facts.record)
+        if budget is None:
+            options.pop("attention_share", None)  # of bytes that are not known yet, any share may do
+        share = options.get("attention_share", DEFAULT_ATTENTION_SHARE)
+        ample = int(ample / max(min(share, 1 - share), LEAST_SHARE))
+        factory.make_organization(facts.mem, model, grid, min(budget or ample, ample), **options)
     except GeometryError as error:
         return f"{error} (--hybrid-mem {facts.mem}, --model-path {facts.now('model_path')})."
     return None

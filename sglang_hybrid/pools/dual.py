@@ -11,6 +11,8 @@ from sglang_hybrid.geometry import (
     check_unit_grid,
     dual_least,
     dual_pages,
+    dual_shares,
+    dual_starts,
     whole_rows_bytes,
 )
 from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief
@@ -40,18 +42,24 @@ class DualPools(Organization):
         # Whole KV rows, so that both kinds of buffers are aligned alike.
         self._state_bytes = whole_rows_bytes(model, model.checkpoint_bytes)
         units, checkpoints = (pages - 1 for pages in dual_pages(model, budget_bytes, attention_share))
-        least = Need(*dual_least(grid))
-        if units < least.units or checkpoints < least.checkpoints:
-            least_units = (least.units + 1) * self._unit_bytes / attention_share
-            least_states = (least.checkpoints + 1) * self._state_bytes / (1 - attention_share)
-            raise GeometryError(
-                f"--hybrid-budget-bytes {budget_bytes} at --hybrid-attention-share {attention_share} "
-                f"gives D0 {max(units, 0)} units and {max(checkpoints, 0)} checkpoints; it needs at least "
-                f"{least.units} and {least.checkpoints}: use "
-                f"{model.arenas * (1 + int(max(least_units, least_states)))} or more"
-            )
+        if not dual_starts(model, grid, budget_bytes, attention_share):
+            raise GeometryError(self._too_small(max(units, 0), max(checkpoints, 0)))
         self._units = PagePool(units)
         self._states = PagePool(checkpoints)
+
+    def _too_small(self, units: int, checkpoints: int) -> str:
+        """Both sides' numbers, and what would do: a budget at this share, shares at this budget."""
+        share, budget = self.attention_share, self.budget_bytes
+        least = Need(*dual_least(self.grid))
+        least_units = (least.units + 1) * self._unit_bytes / share
+        least_states = (least.checkpoints + 1) * self._state_bytes / (1 - share)
+        shares = dual_shares(self.model, self.grid, budget)
+        other = f", or --hybrid-attention-share from {shares[0]} to {shares[1]}" if shares else ""
+        return (
+            f"--hybrid-budget-bytes {budget} at --hybrid-attention-share {share} gives D0 {units} units and "
+            f"{checkpoints} checkpoints; it needs at least {least.units} and {least.checkpoints}: use "
+            f"{self.model.arenas * (1 + int(max(least_units, least_states)))} or more{other}"
+        )
 
     @property
     def unit_pool(self) -> PagePool:
@@ -88,6 +96,16 @@ class DualPools(Organization):
     def _take_checkpoint(self) -> Checkpoint | None:
         pages = self._states.allocate(1)
         return None if pages is None else Checkpoint(tuple(pages), pages[0], tuple(pages))
+
+    def details(self) -> dict[str, int | float]:
+        """The split: of the bytes, and in pieces of both pools."""
+        return {
+            "attention_share": self.attention_share,
+            "units_total": self._units.size,
+            "units_free": self._units.free,
+            "checkpoints_total": self._states.size,
+            "checkpoints_free": self._states.free,
+        }
 
     def layout(self) -> Layout:
         return Layout(

@@ -338,6 +338,10 @@ class Organization(ABC):
         """Bytes of all arenas of one rank that the organization made of its budget, sink included."""
         return self.model.arenas * self.layout().arena_bytes
 
+    def details(self) -> dict[str, int | float]:
+        """What only this organization has to report."""
+        return {}
+
     def reset(self) -> None:
         """Forget everything; holders must be gone."""
         for pool in self.pools:

@@ -213,6 +213,15 @@ class PackedConv(SharedPool):
     def _dispose(self, checkpoint: Checkpoint) -> None:
         self.slabs.give_back(checkpoint.line)
 
+    def details(self) -> dict[str, int | float]:
+        """Packing: allocation history leaves slabs half full, so their occupancy is a figure of its own."""
+        return {
+            "slot_bytes": self.slot_bytes,
+            "slots_per_page": self.slabs.slots_per_page,
+            "slabs": self.slabs.slabs,
+            "slab_occupancy": self.slabs.occupancy(),
+        }
+
     def _lines(self, pages: int) -> tuple[int, int, int]:
         return pages * self.slabs.slots_per_page, self.slot_bytes, 0
 
