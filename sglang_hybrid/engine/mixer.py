@@ -1,120 +1,26 @@
-"""Mamba2 layers that read and write their state through page maps (`Mamba2AttnBackend`).
-
-Maps are gathered once a forward, at metadata preparation, into buffers that the layers share; a
-captured decode graph refers to the same static buffers.
-"""
+"""Mamba2 layers that read and write their state through page maps (`Mamba2AttnBackend`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
 from sglang_hybrid import kernels
-from sglang_hybrid.engine.requests import GridRequests
-from sglang_hybrid.kernels import Segments
-from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.pools.views import ConvView, StateView
+from sglang_hybrid.engine.page_maps import DecodeMaps, ExtendMaps, PageMapMetadata
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
-class DecodeMaps(NamedTuple):
-    """One token a request: pages `[B, members]` and lines `[B]`, read and written."""
-
-    src_pages: torch.Tensor
-    src_lines: torch.Tensor
-    dst_pages: torch.Tensor
-    dst_lines: torch.Tensor
-
-
-class ExtendMaps(NamedTuple):
-    """Ragged batch: sources by sequence, destinations by emission (`Segments`)."""
-
-    segments: Segments
-    src_pages: torch.Tensor
-    src_lines: torch.Tensor
-    dst_pages: torch.Tensor
-    dst_lines: torch.Tensor
-
-
-class HybridMamba2Backend(Mamba2AttnBackend):
+class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
     """Stock backend with page maps for metadata and our own mixer routine over `kernels`."""
-
-    forward_metadata: DecodeMaps | ExtendMaps | None
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        requests = model_runner.req_to_token_pool
-        assert isinstance(requests, GridRequests), (
-            f"page maps need a GridRequests pool, not {type(requests).__name__}"
-        )
-        self.requests = requests
-        self.states: dict[int, StateView] = {}
-        self.convs: dict[int, ConvView] = {}
-        for layer, index in requests.mamba_map.items():
-            self.states[layer] = requests.arenas.state(index)
-            self.convs[layer] = requests.arenas.conv(index)
-        self._static: DecodeMaps | None = None
-
-    # -- metadata ---------------------------------------------------------------------------
-
-    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        if forward_batch.forward_mode.is_decode_or_idle():
-            self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices, None)
-        else:
-            self.forward_metadata = self._extend_maps(forward_batch)
-
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Static buffers that a captured decode graph reads."""
-        maps = self.requests.maps
-        self._static = DecodeMaps(
-            *(
-                torch.zeros((max_bs, *table.shape[1:]), dtype=torch.int32, device=self.device)
-                for table in (maps.src_pages, maps.src_lines, maps.dst_pages, maps.dst_lines)
-            )
-        )
-
-    def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool = False) -> None:
-        self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices, self._static)
-
-    def shared_read_ends(self, fm: Any) -> SharedReadEnds:
-        """The tables are read at metadata preparation only."""
-        return SharedReadEnds.PRE_REPLAY
-
-    def _decode_maps(self, rows: torch.Tensor, out: DecodeMaps | None) -> DecodeMaps:
-        maps = self.requests.maps
-        tables = (maps.src_pages, maps.src_lines, maps.dst_pages, maps.dst_lines)
-        if out is None:
-            return DecodeMaps(*(table.index_select(0, rows) for table in tables))
-        views = DecodeMaps(*(buffer[: rows.shape[0]] for buffer in out))
-        for table, view in zip(tables, views, strict=True):
-            torch.index_select(table, 0, rows, out=view)
-        return views
-
-    def _extend_maps(self, forward_batch: ForwardBatch) -> ExtendMaps:
-        requests, maps = self.requests, self.requests.maps
-        begins, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
-        rows = forward_batch.req_pool_indices_cpu
-        assert begins is not None and lengths is not None and rows is not None
-        starts = [0]
-        for length in lengths:
-            starts.append(starts[-1] + length)
-        segments = kernels.plan_segments(starts, begins, requests.organization.grid, device=self.device)
-        states = [requests.state(row) for row in rows.tolist()]
-        planned: list[dict[int, Checkpoint | None]] = [dict(state.boundaries) for state in states]
-        for state, depths, begin, length in zip(states, planned, begins, lengths, strict=True):
-            depths[begin + length] = state.live
-        src_pages, src_lines = maps.rows_of(
-            [(s.source or s.live) if begin else None for s, begin in zip(states, begins, strict=True)]
-        )
-        # A boundary that found no memory has no destination: its emission goes nowhere.
-        dst_pages, dst_lines = maps.rows_of([planned[seq].get(end) for seq, end in segments.emissions])
-        return ExtendMaps(segments, src_pages, src_lines, dst_pages, dst_lines)
+        self.attach(model_runner)
 
     # -- forward ----------------------------------------------------------------------------
 
