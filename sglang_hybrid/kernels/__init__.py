@@ -1,14 +1,23 @@
-"""Kernels: torch only, never sglang, so that they run wherever torch does.
+"""Kernels: torch and Triton, never sglang, so that they run wherever torch does.
 
-One file an operation.  This is the `torch` route: device-agnostic, fp32 sums, no wait for the
-device in the decode operations; it is also the reference of every other route.
+One file an operation.  The functions named here are the `torch` route: device-agnostic, fp32 sums, no
+wait for the device in the decode operations; it is also the reference of every other route.  `choose`
+gives the operations of a route; Triton is imported only then (`triton_*`, one file an operation).
 """
 
 from __future__ import annotations
 
 from sglang_hybrid.kernels.causal_conv import causal_conv
+from sglang_hybrid.kernels.checkpoint_io import (
+    ArenaTable,
+    CheckpointSpans,
+    copy_checkpoints,
+    fill_checkpoints,
+)
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.conv_update import conv_update
+from sglang_hybrid.kernels.dispatch import ROUTES, Route, choose
+from sglang_hybrid.kernels.paged_scan import paged_scan
 from sglang_hybrid.kernels.segments import Segments, choose_chunk, plan_segments
 from sglang_hybrid.kernels.ssd_scan import ssd_scan
 from sglang_hybrid.kernels.state_io import (
@@ -21,12 +30,20 @@ from sglang_hybrid.kernels.state_io import (
 from sglang_hybrid.kernels.state_update import state_update
 
 __all__ = [
+    "ROUTES",
+    "ArenaTable",
+    "CheckpointSpans",
     "KernelError",
+    "Route",
     "Segments",
     "causal_conv",
+    "choose",
     "choose_chunk",
     "conv_update",
+    "copy_checkpoints",
+    "fill_checkpoints",
     "member_runs",
+    "paged_scan",
     "plan_segments",
     "read_states",
     "read_windows",

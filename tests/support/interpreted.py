@@ -60,6 +60,7 @@ def main(cases: Mapping[str, Check]) -> None:
     failed = False
     if options.device == "cpu":
         guard_launches()
+        round_as_hardware_does()
     for name in options.names or cases:
         try:
             cases[name](options.device)
@@ -115,6 +116,22 @@ def guard_launches() -> None:
 
     builder.create_masked_load, builder.create_masked_store = guarded_load, guarded_store
     Launch.run = guarded_run  # type: ignore[method-assign, assignment]
+
+
+def round_as_hardware_does() -> None:
+    """From now on fp32 becomes bf16 by rounding to the nearest; the interpreter cuts bits off."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(data, source, target, mode)
+        values = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32))
+        return values.bfloat16().view(torch.uint16).numpy().reshape(data.shape)
+
+    interpreter._convert_float = rounded
 
 
 def norm_error(got: torch.Tensor, want: torch.Tensor) -> float:
