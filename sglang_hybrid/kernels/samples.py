@@ -1,0 +1,212 @@
+"""Real launches at the shapes of real models, small in batch: what the check compiles and counts.
+
+State lies as an organization lays it out, and inputs are slices of the rows that a mixer projects, so
+strides and alignment are those of a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from sglang_hybrid.geometry import ModelGeometry, ceil_div, whole_rows_bytes
+from sglang_hybrid.kernels.checkpoint_io import ArenaTable, CheckpointSpans
+from sglang_hybrid.kernels.launch import Launch
+from sglang_hybrid.kernels.segments import plan_segments
+from sglang_hybrid.kernels.triton_checkpoint_io import plan_move
+from sglang_hybrid.kernels.triton_conv_update import plan_conv_update
+from sglang_hybrid.kernels.triton_paged_scan import plan_paged_scan
+from sglang_hybrid.kernels.triton_state_update import plan_state_update
+from sglang_hybrid.pools.arena import Arenas, StateShape
+from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.organization import Organization
+
+BF16, FP32 = torch.bfloat16, torch.float32
+BATCH = 1
+"""Every program of a request does the same; one request keeps the interpreter's count short."""
+
+
+class Mixer(NamedTuple):
+    """A recurrent layer, the KV row of the attention beside it, and recurrent layers an arena (`stripes`)."""
+
+    heads: int
+    dim: int
+    size: int
+    groups: int
+    kv_heads: int
+    kv_dim: int
+    stripes: int = 1
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.dim
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.groups * self.size
+
+
+FALCON_H1_7B = Mixer(heads=24, dim=128, size=256, groups=1, kv_heads=2, kv_dim=128)
+FALCON_H1_7B_TP8 = Mixer(heads=3, dim=128, size=256, groups=1, kv_heads=1, kv_dim=128)
+"""One rank of eight, so that the interpreter soon walks through a scan."""
+NEMOTRON_NANO_9B_TP4 = Mixer(heads=32, dim=80, size=128, groups=2, kv_heads=2, kv_dim=128, stripes=7)
+"""One rank of four: members of 12.8 heads, seven stripes an arena."""
+NEMOTRON_NANO_9B_TP8 = Mixer(heads=16, dim=80, size=128, groups=1, kv_heads=1, kv_dim=128, stripes=7)
+QWEN3_NEXT = Mixer(heads=32, dim=128, size=128, groups=16, kv_heads=2, kv_dim=256, stripes=3)
+"""A gated delta rule layer: its state's shape, with this kernel's recurrence."""
+
+
+class Sample(NamedTuple):
+    """`state`: the tensors whose bytes count as state; `floor`: bytes of state once in, once out each time it
+    has to be stored."""
+
+    launch: Launch
+    state: tuple[torch.Tensor, ...]
+    floor: int
+
+
+class Cell(NamedTuple):
+    """Arenas with `2 x batch` checkpoints, the first half read, the second written, and the layer `layer`."""
+
+    organization: Organization
+    arenas: Arenas
+    src_map: torch.Tensor
+    dst_map: torch.Tensor
+    src_line: torch.Tensor
+    dst_line: torch.Tensor
+    layer: int
+    """A recurrent index: the arena's last stripe, where alignment is worst."""
+
+
+def make_cell(
+    mixer: Mixer,
+    memory: str,
+    dtype: torch.dtype,
+    *,
+    grid: int = 512,
+    batch: int = BATCH,
+    arenas: int = 1,
+    device: str = "cpu",
+    conv_dtype: torch.dtype | None = None,
+) -> Cell:
+    """Arenas of `memory` just large enough for the batch, state in `dtype`, conv in `conv_dtype` (bf16)."""
+    shape = StateShape(
+        mixer.kv_heads, mixer.kv_dim, BF16,
+        mixer.heads, mixer.dim, mixer.size, dtype,
+        mixer.channels, 3, conv_dtype or BF16,
+    )  # fmt: skip
+    layers = tuple(range(arenas)), tuple(range(arenas * mixer.stripes))
+    model: ModelGeometry = shape.geometry(*layers)
+    # What the checkpoints and four more take; D0 gives half of its budget to attention.
+    block = grid * model.kv_row_bytes
+    piece = block * (ceil_div(model.checkpoint_bytes, block) + 1)
+    if memory in ("S0", "D0"):
+        piece = max(block, whole_rows_bytes(model, model.checkpoint_bytes)) * (2 if memory == "D0" else 1)
+    organization = make_organization(memory, model, grid, arenas * piece * (2 * batch + 4))
+    taken = [organization.allocate_checkpoint() for _ in range(2 * batch)]
+    pages = torch.tensor([c.members for c in taken if c], dtype=torch.int32, device=device)
+    lines = torch.tensor([c.line for c in taken if c], dtype=torch.int32, device=device)
+    return Cell(
+        organization, Arenas(organization.layout(), shape, model, device),
+        pages[:batch], pages[batch:], lines[:batch], lines[batch:], arenas * (mixer.stripes - 1),
+    )  # fmt: skip
+
+
+def state_sample(mixer: Mixer, memory: str, dtype: torch.dtype, grid: int = 512) -> Sample:
+    """`state_update` forked, inputs bf16 with D and a bias on dt."""
+    cell = make_cell(mixer, memory, dtype, grid=grid)
+    view = cell.arenas.state(cell.layer)
+    row = torch.randn(BATCH, mixer.channels).to(BF16)
+    grouped = mixer.groups * mixer.size
+    x, b, c = torch.split(row, [mixer.inner, grouped, grouped], 1)
+    dt = torch.randn(BATCH, mixer.heads + 8).to(BF16)[:, : mixer.heads]
+    weights = torch.rand(3, mixer.heads)
+    launch = plan_state_update(
+        view, cell.src_map, cell.dst_map, x.view(BATCH, mixer.heads, mixer.dim), dt, -weights[0],
+        b.view(BATCH, mixer.groups, mixer.size), c.view(BATCH, mixer.groups, mixer.size),
+        torch.empty(BATCH, mixer.heads, mixer.dim, dtype=BF16),
+        d=weights[1], dt_bias=weights[2], dt_softplus=True,
+    )  # fmt: skip
+    floor = 2 * BATCH * mixer.inner * mixer.size * dtype.itemsize
+    return Sample(launch, tuple(cell.arenas.state_buffers), floor)
+
+
+def scan_sample(mixer: Mixer, memory: str, dtype: torch.dtype, inputs: torch.dtype = BF16) -> Sample:
+    """`paged_scan` of 80 tokens that pass one boundary and end between two: two emissions."""
+    cell = make_cell(mixer, memory, dtype)
+    tokens, begin, grid = 80, 480, 512
+    segments = plan_segments([0, tokens], [begin], grid)
+    row = torch.randn(tokens, mixer.channels).to(inputs)
+    grouped = mixer.groups * mixer.size
+    x, b, c = torch.split(row, [mixer.inner, grouped, grouped], 1)
+    weights = torch.rand(3, mixer.heads)
+    launch = plan_paged_scan(
+        cell.arenas.state(cell.layer), cell.src_map, torch.cat([cell.dst_map, cell.src_map]),
+        x.view(tokens, mixer.heads, mixer.dim), torch.randn(tokens, mixer.heads).to(inputs), -weights[0],
+        b.view(tokens, mixer.groups, mixer.size), c.view(tokens, mixer.groups, mixer.size), segments,
+        torch.empty(tokens, mixer.heads, mixer.dim, dtype=inputs),
+        d=weights[1], dt_bias=weights[2], dt_softplus=True,
+    )  # fmt: skip
+    floor = (1 + len(segments.emissions)) * mixer.inner * mixer.size * dtype.itemsize
+    return Sample(launch, tuple(cell.arenas.state_buffers), floor)
+
+
+def conv_sample(mixer: Mixer, memory: str, dtype: torch.dtype) -> Sample:
+    """`conv_update` forked, input and weights bf16, x a slice of the projected row (gate, x B C, dt)."""
+    cell = make_cell(mixer, memory, BF16, conv_dtype=dtype)
+    row = torch.randn(BATCH, mixer.inner + mixer.channels + mixer.heads).to(BF16)
+    launch = plan_conv_update(
+        cell.arenas.conv(cell.layer), cell.src_line, cell.dst_line,
+        row[:, mixer.inner : mixer.inner + mixer.channels],
+        torch.randn(mixer.channels, 4).to(BF16), torch.randn(mixer.channels).to(BF16),
+        torch.empty(BATCH, mixer.channels, dtype=BF16),
+    )  # fmt: skip
+    return Sample(launch, tuple(cell.arenas.state_buffers), 2 * BATCH * mixer.channels * 3 * dtype.itemsize)
+
+
+def move_sample(memory: str, copy: bool) -> Sample:
+    """Copy or poison of a checkpoint of Falcon-H1-7B in one arena."""
+    cell = make_cell(FALCON_H1_7B, memory, BF16)
+    table = ArenaTable(cell.arenas.state_buffers)
+    spans = CheckpointSpans.of(cell.organization.layout(), cell.organization.model)
+    if copy:
+        launch = plan_move(
+            spans, table, cell.dst_map, cell.dst_line, table, cell.src_map, cell.src_line
+        )
+    else:
+        launch = plan_move(spans, table, cell.dst_map, cell.dst_line, fill="poison")
+    floor = (2 if copy else 1) * BATCH * cell.organization.model.checkpoint_bytes
+    return Sample(launch, table.buffers, floor)
+
+
+SAMPLES: dict[str, Callable[[], Sample]] = {
+    "state_update Falcon-H1-7B S1 bf16": partial(state_sample, FALCON_H1_7B, "S1", BF16),
+    "state_update Falcon-H1-7B S1 fp32": partial(state_sample, FALCON_H1_7B, "S1", FP32),
+    "state_update Falcon-H1-7B S0 bf16": partial(state_sample, FALCON_H1_7B, "S0", BF16),
+    "state_update Falcon-H1-7B S1 fp32, rows cut by pages": partial(
+        state_sample, FALCON_H1_7B, "S1", FP32, 500
+    ),
+    "state_update Falcon-H1-7B S1 bf16, rows cut by pages": partial(
+        state_sample, FALCON_H1_7B, "S1", BF16, 500
+    ),
+    "state_update Nemotron-Nano-9B-v2 TP4 S1 fp32": partial(
+        state_sample, NEMOTRON_NANO_9B_TP4, "S1", FP32
+    ),
+    "state_update Qwen3-Next shape S1 fp32": partial(state_sample, QWEN3_NEXT, "S1", FP32),
+    "conv_update Falcon-H1-7B S1 bf16": partial(conv_sample, FALCON_H1_7B, "S1", BF16),
+    "conv_update Falcon-H1-7B S2 bf16": partial(conv_sample, FALCON_H1_7B, "S2", BF16),
+    "conv_update Falcon-H1-7B S0 bf16": partial(conv_sample, FALCON_H1_7B, "S0", BF16),
+    "conv_update Falcon-H1-7B S2 fp32": partial(conv_sample, FALCON_H1_7B, "S2", FP32),
+    "paged_scan Falcon-H1-7B TP8 S1 bf16": partial(scan_sample, FALCON_H1_7B_TP8, "S1", BF16),
+    "paged_scan Nemotron-Nano-9B-v2 TP8 S1 fp32": partial(scan_sample, NEMOTRON_NANO_9B_TP8, "S1", FP32),
+    "paged_scan Falcon-H1-7B TP8 S1 fp32, inputs too": partial(
+        scan_sample, FALCON_H1_7B_TP8, "S1", FP32, FP32
+    ),
+    "copy_checkpoints Falcon-H1-7B S1": partial(move_sample, "S1", True),
+    "copy_checkpoints Falcon-H1-7B S2": partial(move_sample, "S2", True),
+    "fill_checkpoints Falcon-H1-7B S2": partial(move_sample, "S2", False),
+}
+"""Name -> launch; the first word is the operation."""
