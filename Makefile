@@ -10,6 +10,7 @@ MODEL  ?= $(DEMO)
 ARGS   ?=
 TESTS  ?= tests
 PYTEST ?=
+WORKERS ?= 2
 
 # An environment is good for one pyproject.toml in one checkout: an editable install points at its folder.
 STAMP := $(VENV)/.sglang-hybrid-$(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-16)
@@ -53,9 +54,9 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 tests: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST) $(TESTS)
 
-# One after another even under make -j: the engines want both cores.
+# One after another even under make -j: the engines want all cores.
 test: $(STAMP)
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory types

@@ -33,9 +33,18 @@ def place(item: pytest.Item) -> tuple[int, int]:
     return in_engine, -1 if name is None else list(CONFIGS).index(name)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of one configuration stay in one worker, which has the server; the rest go where there is time."""
+    if "tests/engine/" in item.path.as_posix():
+        item.add_marker("engine")
+    name = server_name(item)
+    if name is not None:
+        item.add_marker(pytest.mark.xdist_group(name))
+    elif "tests/core/" not in item.path.as_posix():
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/engine/" in item.path.as_posix():
-            item.add_marker("engine")
     items.sort(key=place)

@@ -1,5 +1,6 @@
 """The package builds a wheel, and the wheel works where nothing else of this checkout is."""
 
+import os
 import shutil
 import site
 import subprocess
@@ -25,8 +26,9 @@ for group in ("sglang.srt.plugins", "sglang.srt.platforms"):
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Standard output of a command that must succeed."""
+    elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
+        [str(part) for part in command], cwd=cwd, env=elsewhere, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout

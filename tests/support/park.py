@@ -1,5 +1,6 @@
 """The servers of a test session: one under test, one cold reference, and the next one on its way."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +21,15 @@ class ServerPark:
     """Starts servers on demand and ends them as soon as another configuration is wanted.
 
     `upcoming` names configurations in the order in which tests will ask; the one after the current is spawned
-    ahead, since most of a start is imports that leave a core idle.
+    ahead, since most of a start is imports that leave a core idle. Beside other workers no core is idle, and
+    which configuration comes next is not known.
     """
 
     def __init__(self, directory: Path, upcoming: Sequence[str], stock: bool) -> None:
         self.directory = directory
         self.stock = stock
         self.cold = Cold(self._start_cold)
-        self._upcoming = list(dict.fromkeys(upcoming))
+        self._upcoming = [] if "PYTEST_XDIST_WORKER" in os.environ else list(dict.fromkeys(upcoming))
         self._current: tuple[str, LiveServer] | None = None
         self._next: tuple[str, LiveServer] | None = None
         self._starts = 0
