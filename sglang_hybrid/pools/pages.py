@@ -7,7 +7,6 @@ read or write the page.  *Wanted* counts the lookup's entries on it.  A page wit
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -60,11 +59,11 @@ class PagePool:
     def reset(self) -> None:
         """Forget everything: all pages free."""
         self._free = list(range(self.size, 0, -1))
-        self._references = array("i", bytes(4 * (self.size + 1)))
-        self._wanted = array("i", bytes(4 * (self.size + 1)))
+        self._references = [0] * (self.size + 1)
+        self._wanted = [0] * (self.size + 1)
         self.reclaims: dict[int, Reclaim] = {}
         """Open transactions by page: none is lost, and no page is under two."""
-        self._dependents: list[list[Entry] | None] = [None] * (self.size + 1)
+        self._dependents: list[tuple[Entry, ...]] = [()] * (self.size + 1)
         self._counts = [self.size, 0, 0, 0]
 
     @property
@@ -96,7 +95,7 @@ class PagePool:
 
     def dependents(self, page: int) -> Sequence[Entry]:
         """Lookup entries that are lost when this page is reassigned."""
-        return self._dependents[page] or ()
+        return self._dependents[page]
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages with one execution reference each; all or nothing."""
@@ -114,48 +113,62 @@ class PagePool:
 
     def hold(self, pages: Iterable[int]) -> None:
         """Add an execution reference to each page; they must be held or wanted already."""
+        references = self._references
         for page in pages:
+            if references[page]:
+                references[page] += 1  # held, or under reclaim and executed on: that does not change
+                continue
             before = self.state(page)
             if before is PageState.FREE:
                 raise IntegrityError(f"page {page} is free and cannot be held")
-            self._references[page] += 1
+            references[page] = 1
             self._moved(page, before)
 
     def release(self, pages: Iterable[int]) -> None:
         """Drop an execution reference from each page; a page that nobody wants becomes free."""
+        references = self._references
         for page in pages:
-            if self._references[page] < 1:
+            count = references[page]
+            if count > 1:
+                references[page] = count - 1
+                continue
+            if count < 1:
                 raise IntegrityError(f"page {page} is released but has no execution reference")
             before = self.state(page)
-            self._references[page] -= 1
+            references[page] = 0
             self._moved(page, before)
 
     def want(self, pages: Iterable[int], entry: Entry) -> None:
         """The lookup gains `entry` on these pages; on a page under reclaim it is frozen from the start."""
+        reclaims, references = self.reclaims, self._references
+        wanted, dependents = self._wanted, self._dependents
+        alone = (entry,)
         for page in pages:
-            before = self.state(page)
-            if before is PageState.FREE:
-                raise IntegrityError(f"page {page} is free and cannot be cached")
-            if before is PageState.RECLAIMING:
+            if page in reclaims:
                 entry.frozen = True
-            self._wanted[page] += 1
+            elif not references[page] and not wanted[page]:
+                raise IntegrityError(f"page {page} is free and cannot be cached")
+            wanted[page] += 1  # its state stays: held, cached or under reclaim
+            entries = dependents[page]
+            dependents[page] = entries + alone if entries else alone
+
+    def pass_on(self, pages: Iterable[int], before: Entry, after: Entry) -> None:
+        """`after` takes the place of `before` in the reverse index."""
+        for page in pages:
             entries = self._dependents[page]
-            if entries is None:
-                self._dependents[page] = [entry]
-            else:
-                entries.append(entry)
-            self._moved(page, before)
+            self._dependents[page] = tuple([after if entry is before else entry for entry in entries])
 
     def unwant(self, pages: Iterable[int], entry: Entry) -> None:
         """The lookup has lost `entry`: clear the reverse relation, free what nobody else has."""
         for page in pages:
             entries = self._dependents[page]
-            if entries is None or not any(other is entry for other in entries):
+            if entry not in entries:
                 continue  # already cleared by the reclaim that this call resumes
             before = self.state(page)
-            self._dependents[page] = [other for other in entries if other is not entry] or None
+            self._dependents[page] = tuple([other for other in entries if other is not entry])
             self._wanted[page] -= 1
-            self._moved(page, before)
+            if before is PageState.CACHED:  # held, or under reclaim: that does not change
+                self._moved(page, before)
 
     def open_reclaim(self, page: int, reclaim: Reclaim) -> None:
         """Enter RECLAIMING; a page never becomes free while it is in that state."""
@@ -187,10 +200,10 @@ class PagePool:
         tally = [0, 0, 0, 0]
         for page in range(1, self.size + 1):
             tally[self.state(page)] += 1
-            if len(self._dependents[page] or ()) != self._wanted[page]:
+            if len(self._dependents[page]) != self._wanted[page]:
                 raise IntegrityError(
                     f"page {page} is wanted {self._wanted[page]} times but "
-                    f"{len(self._dependents[page] or ())} entries depend on it"
+                    f"{len(self._dependents[page])} entries depend on it"
                 )
         if tally != self._counts:
             raise IntegrityError(f"page states {tally} do not match the counts {self._counts}")
