@@ -81,6 +81,7 @@ class GridPrefixCache(BasePrefixCache):
             best_match_node=match.node,
             cache_protected_len=length,
             full_kv_hit_length=match.attention_depth * self.grid,
+            mamba_branching_seqlen=match.attention_depth * self.grid,
         )
 
     def lock(self, node: Any) -> GridLock:

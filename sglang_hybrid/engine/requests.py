@@ -178,6 +178,7 @@ class GridRequests(HybridReqToTokenPool):
         for req in fresh:
             state = LiveState(private=bool(req.skip_radix_cache_insert))
             state.units = self.cache.path_units(req.lock.node)
+            state.branch = req.mamba_branching_seqlen or 0
             self.states_by_row[req.kv.req_pool_idx] = state
             self._requests[req.kv.req_pool_idx] = req
             self.cache.unpin(req.rid)

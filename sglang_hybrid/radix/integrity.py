@@ -15,10 +15,14 @@ def check_nodes(tree: GridTree) -> None:
     blocks = locked = 0
     pool = tree.organization.unit_pool
     for node in tree.nodes():
-        blocks += 1
-        locked += node.locks > 0
+        blocks += node.blocks
+        locked += node.blocks * (node.locks > 0)
         assert node.parent is not None
-        if node.depth != node.parent.depth + 1 or not tree.is_linked(node):
+        if node.blocks < 1 or len(node.key) != node.blocks * tree.block_bytes:
+            raise IntegrityError(f"the run to depth {node.depth} has {node.blocks} blocks and another key")
+        if len(node.units) != node.blocks * tree.organization.units_per_block:
+            raise IntegrityError(f"the run to depth {node.depth} has {node.blocks} blocks and other units")
+        if node.depth != node.parent.depth + node.blocks or not tree.is_linked(node):
             raise IntegrityError(f"the block at depth {node.depth} is linked wrongly")
         if node.locks < sum(child.locks > 0 for child in node.children.values()):
             raise IntegrityError(f"the block at depth {node.depth} has fewer locks than locked children")

@@ -1,9 +1,19 @@
 """Which cached state goes first (DESIGN.md, Lookup).
 
 Dead halves go before anything useful: KV that no checkpoint at or below it can use.  Then the
-checkpoint that was used longest ago; its block becomes a dead half when nothing below needs it.
-Retained checkpoints yield next.  Pinned ones (a preempted request's) come last, and each one given
-up is counted.  The clock is logical, so that all ranks of a tensor-parallel group evict alike.
+checkpoint that is least likely to be used again; its block becomes a dead half when nothing below
+needs it.  Retained checkpoints yield next.  Pinned ones (a preempted request's) come last, and each
+one given up is counted.
+
+The chance of a use halves with every `HALF_LIFE` requests in which there was none, so its logarithm
+falls by one step for all checkpoints alike, and their order stays as it was.  A checkpoint's stamp is
+the time of its last use, put forward by HALF_LIFE for each doubling of what `Demand` expects of it.
+It changes only when the checkpoint is used or passed, which is what a heap can bear.
+
+What a hit saves is not weighed, on purpose: from short to long paths the tokens saved for a byte rise
+about as the chance of a next turn falls, and an order that weighs both serves the public traces no
+better (`bench.capacity`).  The clock counts requests, so that all ranks of a tensor-parallel group
+evict alike.
 """
 
 from __future__ import annotations
@@ -12,8 +22,10 @@ from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Need
 from sglang_hybrid.pools.pages import IntegrityError
-from sglang_hybrid.radix.order import EvictionOrder, Tier
-from sglang_hybrid.radix.tree import GridTree, Node
+from sglang_hybrid.radix.demand import Demand, Kind
+from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.order import EvictionOrder, Limit, Tier
+from sglang_hybrid.radix.tree import GridTree
 
 
 class EvictionCounts(NamedTuple):
@@ -43,14 +55,54 @@ class Lifetime:
 
     def reset(self) -> None:
         self._clock = 0
+        self._demand = Demand(self.organization.unit_pool.size)
         self._idle = EvictionOrder(_is_idle)
         self._leaves = EvictionOrder(_is_idle_leaf)
         self._dead: list[Node] = []
 
+    # -- what requests do -------------------------------------------------------------------
+
     def touch(self, checkpoint: Checkpoint) -> None:
-        """The checkpoint was used.  Only this one: its ancestors on the path did not serve."""
+        """A request starts from it.  Only this one is refreshed: its ancestors did not serve."""
+        node = checkpoint.owner
+        if isinstance(node, Node):
+            node.uses += 1
+            if node.kind is Kind.INNER:
+                node.kind = Kind.PROMPT_END  # somebody's prompt branches off here
+            self._stamp(checkpoint, node)
+
+    def offered(self, node: Node, kind: Kind) -> None:
+        """The node has gained a checkpoint."""
+        assert node.checkpoint is not None
+        # Where several paths go on, another may: as good as an end.
+        node.kind = Kind.PROMPT_END if kind is Kind.INNER and node.is_branch else kind
+        self._stamp(node.checkpoint, node)
+
+    def passed(self, node: Node) -> None:
+        """A path goes on below the node.  The conversation has moved on with it, unless it branches."""
+        if node.checkpoint is not None and node.kind is not Kind.INNER and not node.is_branch:
+            node.kind = Kind.INNER
+            self._stamp(node.checkpoint, node)
+
+    def finished(self, prompt_end: Node | None, answer_end: Node | None) -> None:
+        """A request is gone: where the whole blocks of its prompt and of its answer ended, if anywhere."""
         self._clock += 1
-        checkpoint.stamp = self._clock
+        if prompt_end is None:
+            return
+        for node in (prompt_end, answer_end):
+            if node is not None and node.checkpoint is not None:
+                self._rate(node.checkpoint, node)  # before its own end is remembered
+        self._demand.finished(prompt_end, answer_end)
+
+    @property
+    def inner_limit(self) -> Limit:
+        """What a new checkpoint that no end needs may push out: only what is worth less than itself."""
+        return Limit(Tier.USEFUL, self._clock + self._demand.worth(Kind.INNER, 0))
+
+    def _stamp(self, checkpoint: Checkpoint, node: Node) -> None:
+        before, checkpoint.stamp = checkpoint.stamp, self._clock + self._demand.worth(node.kind, node.uses)
+        if checkpoint.stamp < before:
+            self._sunk(checkpoint)
 
     def pin(self, checkpoint: Checkpoint) -> None:
         """Keep it for a preempted request until `unpin`, or until nothing else can make room."""
@@ -72,10 +124,24 @@ class Lifetime:
         checkpoint.retained -= 1
         self._sunk(checkpoint)
 
-    def make_room(self, need: Need, last: Tier = Tier.PINNED) -> bool:
-        """Evict, in order and no tier above `last`, until the need fits.
+    def _rate(self, checkpoint: Checkpoint, node: Node) -> bool:
+        """Look up, once, what the path inherits; says whether the checkpoint is worth more now."""
+        if node.rated or node.kind is Kind.INNER:
+            return False
+        node.rated = True
+        uses = self._demand.uses(node)
+        if uses <= node.uses:
+            return False
+        node.uses = uses
+        self._stamp(checkpoint, node)
+        return True
 
-        False when it cannot: then everything left is executed on or stands above `last`.  A need
+    # -- room -------------------------------------------------------------------------------
+
+    def make_room(self, need: Need, limit: Limit = Limit()) -> bool:  # noqa: B008 - it is immutable
+        """Evict, in order and up to the limit, until the need fits.
+
+        False when it cannot: then everything left is executed on or stands above the limit.  A need
         that could not fit evicts nothing.
         """
         organization = self.organization
@@ -88,9 +154,9 @@ class Lifetime:
             relief = organization.relief(need)
             if relief.units and self._evict_dead():
                 continue
-            if relief.checkpoints and self._evict_checkpoint(last):
+            if relief.checkpoints and self._evict_checkpoint(limit):
                 continue
-            if relief.units and not relief.checkpoints and self._evict_leaf(last):
+            if relief.units and not relief.checkpoints and self._evict_leaf(limit):
                 continue
             return False
         return True
@@ -135,15 +201,25 @@ class Lifetime:
         while self._dead:
             node = self._dead.pop()
             node.filed = False
-            if node.children or node.locks or node.checkpoint is not None or not self.tree.is_linked(node):
+            alive = node.has_children or node.locks or node.checkpoint is not None
+            if alive or not self.tree.is_linked(node):
                 continue  # came back to life, or left, since it was filed
             self.tree.evict_leaf(node)
-            self.dead_blocks_evicted += 1
+            self.dead_blocks_evicted += node.blocks
             return True
         return False
 
-    def _evict_checkpoint(self, last: Tier) -> bool:
-        checkpoint = self._idle.take(last)
+    def _take(self, order: EvictionOrder, limit: Limit) -> Checkpoint | None:
+        """The next to evict.  Only now it is asked what it inherits: most never come this far."""
+        while (checkpoint := order.take(*limit)) is not None:
+            node = checkpoint.owner
+            if not isinstance(node, Node) or not self._rate(checkpoint, node):
+                return checkpoint
+            order.file(checkpoint)
+        return None
+
+    def _evict_checkpoint(self, limit: Limit) -> bool:
+        checkpoint = self._take(self._idle, limit)
         if checkpoint is None:
             return False
         self.give_up(checkpoint)
@@ -151,15 +227,16 @@ class Lifetime:
         self.checkpoints_evicted += 1
         return True
 
-    def _evict_leaf(self, last: Tier) -> bool:
-        """D0 short of units alone: the leaf whose checkpoint was used longest ago goes whole."""
-        checkpoint = self._leaves.take(last)
+    def _evict_leaf(self, limit: Limit) -> bool:
+        """D0 short of units alone: the leaf whose checkpoint is worth least goes whole."""
+        checkpoint = self._take(self._leaves, limit)
         if checkpoint is None:
             return False
         self.give_up(checkpoint)
-        assert isinstance(checkpoint.owner, Node)
-        self.tree.evict_leaf(checkpoint.owner)
-        self.leaf_blocks_evicted += 1
+        node = checkpoint.owner
+        assert isinstance(node, Node)
+        self.tree.evict_leaf(node)
+        self.leaf_blocks_evicted += node.blocks
         return True
 
 
@@ -169,4 +246,4 @@ def _is_idle(checkpoint: Checkpoint) -> bool:
 
 def _is_idle_leaf(checkpoint: Checkpoint) -> bool:
     node = checkpoint.owner
-    return _is_idle(checkpoint) and isinstance(node, Node) and not node.children and not node.locks
+    return _is_idle(checkpoint) and isinstance(node, Node) and not node.has_children and not node.locks

@@ -12,13 +12,19 @@ from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.pages import IntegrityError
+from sglang_hybrid.radix.demand import Kind
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.order import Tier
-from sglang_hybrid.radix.tree import GridTree, Node
+from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.order import Limit, Tier
+from sglang_hybrid.radix.tree import GridTree
 
 
 class OutOfState(RuntimeError):
     """A live state that admission promised cannot be allocated."""
+
+
+LIKELY = Limit(Tier.USEFUL)
+"""What a checkpoint pushes out that is likely to be used: anything but what policy or a request keeps."""
 
 
 class Boundary(NamedTuple):
@@ -46,7 +52,19 @@ class Published(NamedTuple):
 class LiveState:
     """What one running request holds beside its lock on the tree."""
 
-    __slots__ = ("boundaries", "covered", "kept", "live", "private", "source", "units")
+    __slots__ = (
+        "answer_end",
+        "boundaries",
+        "branch",
+        "covered",
+        "kept",
+        "live",
+        "prefilled",
+        "private",
+        "prompt_end",
+        "source",
+        "units",
+    )
 
     def __init__(self, private: bool = False) -> None:
         self.private = private
@@ -63,6 +81,13 @@ class LiveState:
         """Complete states at boundaries that are not published yet, by token depth."""
         self.boundaries: list[Boundary] = []
         """Checkpoints that the prepared forward will write; kept once it is launched."""
+        self.prefilled = 0
+        """Tokens of the prompt that forwards have been prepared for."""
+        self.branch = 0
+        """Token depth to which the tree had KV when the request came: here its prompt branches off."""
+        self.prompt_end: Node | None = None
+        self.answer_end: Node | None = None
+        """Where the whole blocks of what is published end."""
 
 
 class StateCounts(NamedTuple):
@@ -130,12 +155,13 @@ class LiveStates:
             self._alive += 1
             if adopted is not None:
                 self._read_from(state, adopted)
+                state.prompt_end = adopted.owner if isinstance(adopted.owner, Node) else None
             return
         if start % self.organization.grid or start == state.covered or state.private:
             return  # off grid, or nothing would be kept: the state is updated where it is
         shared = live.owner is not None
         self._offered.pop(state, None)
-        fresh = self._take_optional()
+        fresh = self._take_optional(LIKELY)
         if fresh is None and shared:
             fresh = self._go_on(live)
         if fresh is None:
@@ -151,20 +177,25 @@ class LiveStates:
     def extend(self, state: LiveState, start: int, end: int) -> None:
         """Take checkpoints for the boundaries strictly inside tokens `start..end`, deepest first.
 
-        Memory that lasts for some only goes to the deepest: they save most when they are hit.
+        Memory that lasts for some only goes to the deepest: they save most when they are hit.  Where
+        the forward ends or the prompt branches off, a later prompt is likely to begin; the others
+        push out only what is worth less.
         """
+        state.prefilled = end
         if state.private:
             return
         grid = self.organization.grid
-        first = (start // grid + 1) * grid
-        last = (end - 1) // grid * grid
-        for depth in range(last, first - 1, -grid):
-            checkpoint = self._take_optional()
+        inside = range((end - 1) // grid * grid, start // grid * grid, -grid)
+        likely = (end // grid * grid, state.branch)
+        wanted = sorted(inside, key=lambda depth: depth not in likely)
+        for done, depth in enumerate(wanted):
+            limit = LIKELY if depth in likely else self.lifetime.inner_limit
+            checkpoint = self._take_optional(limit)
             if checkpoint is None:
-                self.checkpoints_skipped += (depth - first) // grid
+                self.checkpoints_skipped += len(wanted) - done - 1
                 break
             state.boundaries.append(Boundary(depth, checkpoint))
-        state.boundaries.reverse()
+        state.boundaries.sort(key=lambda boundary: boundary.depth)
 
     def settle(self, state: LiveState) -> None:
         """The previous forward is on its way: what it read may go, what it wrote is complete."""
@@ -192,16 +223,16 @@ class LiveStates:
         assert checkpoint is not None
         return checkpoint
 
-    def _take_optional(self) -> Checkpoint | None:
-        checkpoint = self._take_spare(Tier.USEFUL)
+    def _take_optional(self, limit: Limit) -> Checkpoint | None:
+        checkpoint = self._take_spare(limit)
         self.checkpoints_skipped += checkpoint is None
         return checkpoint
 
-    def _take_spare(self, last: Tier) -> Checkpoint | None:
+    def _take_spare(self, limit: Limit) -> Checkpoint | None:
         # Running requests come first: each keeps its next unit, and the state it may have to take.
         if not self.organization.could_fit(Need(units=self.running, checkpoints=1 + self.due)):
             return None
-        if not self.lifetime.make_room(Need(checkpoints=1), last):
+        if not self.lifetime.make_room(Need(checkpoints=1), limit):
             return None
         checkpoint = self.organization.allocate_checkpoint()
         assert checkpoint is not None
@@ -215,7 +246,7 @@ class LiveStates:
         if live.references > 1:
             return self._take_live()
         if live.pins or live.retained:
-            fresh = self._take_spare(Tier.PINNED)
+            fresh = self._take_spare(Limit())
             if fresh is not None:
                 return fresh
             self.lifetime.give_up(live)
@@ -233,35 +264,44 @@ class LiveStates:
         """
         self.keep_boundaries(state)
         grid, per_block = self.organization.grid, self.organization.units_per_block
-        size = self.tree.block_bytes
-        duplicates: list[Duplicate] = []
-        own_units: list[int] = []
-        for index in range(node.depth, length // grid):
-            key = tokens[index * size : (index + 1) * size]
-            row = slice(index * per_block, (index + 1) * per_block)
-            own = state.units[row]
-            own_units += own
-            child = node.children.get(key)
-            if child is None:
-                child = self.tree.add(node, key, own)
-            else:
-                duplicates.append(Duplicate(index, child.units))
-                state.units[row] = child.units
-            node = child
-            self._offer(state, node, (index + 1) * grid, position)
+        first, last = node.depth, length // grid
+        if last <= first:
+            return Published(node, [], [])
+        own_units = state.units[first * per_block : last * per_block]
+        path, known = self.tree.grow(node, tokens, state.units, self._ends(state, first, last, position))
+        duplicates = []
+        for block in path:
+            if block.depth > known:
+                break
+            for index in range(block.blocks):
+                units = block.units[index * per_block : (index + 1) * per_block]
+                duplicates.append(Duplicate(block.start + index, units))
+        for index, units in duplicates:
+            state.units[index * per_block : (index + 1) * per_block] = units
+        for block in path:
+            depth = block.depth * grid
+            if depth in state.kept or depth == position:
+                self._offer(state, block, depth, last)
+        self._note_ends(state, node, path)
         self.duplicates += len(duplicates)
-        return Published(node, duplicates, own_units)
+        return Published(path[-1], duplicates, own_units)
 
-    def _offer(self, state: LiveState, node: Node, depth: int, position: int) -> None:
+    def _ends(self, state: LiveState, first: int, last: int, position: int) -> list[int]:
+        """Depths in blocks where a checkpoint may be offered or a later prompt may begin."""
+        grid = self.organization.grid
+        ends = {last, state.prefilled // grid, position // grid, *[depth // grid for depth in state.kept]}
+        return sorted([end for end in ends if first < end <= last])
+
+    def _offer(self, state: LiveState, node: Node, depth: int, last: int) -> None:
         checkpoint = state.kept.pop(depth, None)
-        is_live = checkpoint is None and depth == position and not state.private
+        is_live = checkpoint is None and not state.private
         if is_live:
             checkpoint = state.live
         if checkpoint is None:
             return
         if node.checkpoint is None:
             self.tree.offer(node, checkpoint)
-            self.lifetime.touch(checkpoint)
+            self.lifetime.offered(node, self._kind(state, node.depth, last))
             self.checkpoints_published += 1
             if is_live:
                 self._offered[state] = None
@@ -269,6 +309,23 @@ class LiveStates:
             state.covered = depth
         if not is_live:
             self.organization.release(checkpoint)
+
+    def _kind(self, state: LiveState, depth: int, last: int) -> Kind:
+        prompt = state.prefilled // self.organization.grid
+        if depth == prompt:
+            return Kind.PROMPT_END
+        return Kind.ANSWER_END if depth == last > prompt else Kind.INNER
+
+    def _note_ends(self, state: LiveState, begun: Node, path: Sequence[Node]) -> None:
+        """The request's path in the tree has grown by these nodes below `begun`."""
+        prompt = state.prefilled // self.organization.grid
+        if begun.depth != prompt:
+            self.lifetime.passed(begun)
+        if path[-1].depth > prompt:
+            state.answer_end = path[-1]
+        for node in path:
+            if node.depth == prompt:
+                state.prompt_end = node
 
     def handed_over(self, published: Published) -> None:
         """Drop the request's own references on the units of the published blocks."""
@@ -280,6 +337,7 @@ class LiveStates:
         for checkpoint in state.kept.values():
             self.organization.release(checkpoint)
         state.kept.clear()
+        self.lifetime.finished(state.prompt_end, state.answer_end)
         if state.live is not None:
             self._offered.pop(state, None)
             self._alive -= 1

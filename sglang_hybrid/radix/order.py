@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from enum import IntEnum
+from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint
 
@@ -15,6 +16,13 @@ class Tier(IntEnum):
     USEFUL = 0
     RETAINED = 1
     PINNED = 2
+
+
+class Limit(NamedTuple):
+    """Up to where eviction may go: no tier above `tier`, nothing stamped `before` or later."""
+
+    tier: Tier = Tier.PINNED
+    before: int | None = None
 
 
 def tier_of(checkpoint: Checkpoint) -> Tier:
@@ -43,12 +51,12 @@ class EvictionOrder:
             self._push(checkpoint)
 
     def refile(self, checkpoint: Checkpoint) -> None:
-        """Its tier has sunk: where it stands now, it would be noticed too late."""
+        """Its tier or stamp has sunk: where it stands now, it would be noticed too late."""
         if checkpoint in self._filed:
             self._push(checkpoint)
 
-    def take(self, last: Tier) -> Checkpoint | None:
-        """The next one to evict, taken out; None when all that are left stand above `last`."""
+    def take(self, last: Tier, before: int | None = None) -> Checkpoint | None:
+        """The next one to evict, taken out; None when all that are left stand above `last` or `before`."""
         while self._heap:
             tier, stamp, sequence, checkpoint = self._heap[0]
             if self._filed.get(checkpoint) != sequence:
@@ -59,7 +67,7 @@ class EvictionOrder:
             elif (tier, stamp) != (tier_of(checkpoint), checkpoint.stamp):
                 heapq.heappop(self._heap)
                 self._push(checkpoint)
-            elif tier > last:
+            elif tier > last or (before is not None and stamp >= before):
                 return None
             else:
                 heapq.heappop(self._heap)

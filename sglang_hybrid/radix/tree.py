@@ -1,8 +1,8 @@
-"""The grid tree: attention blocks and checkpoints by prefix, one node a block (DESIGN.md, Lookup).
+"""The grid tree: attention blocks and checkpoints by prefix (DESIGN.md, Lookup).
 
-A node stands for the attention block that ends at its depth and may carry the checkpoint of that
-boundary.  The joint match asks for both: KV of the whole path, which every node has by
-construction, and a complete checkpoint at the boundary where the match ends.
+A node stands for a run of attention blocks and may carry the checkpoint of the boundary at its end.
+The joint match asks for both: KV of the whole path, which every node has by construction, and a
+complete checkpoint at the boundary where the match ends.
 """
 
 from __future__ import annotations
@@ -13,63 +13,7 @@ from typing import NamedTuple
 from sglang_hybrid.pools.organization import Checkpoint, Organization
 from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.integrity import check_index, check_nodes
-
-
-class Node:
-    """One attention block on a path.  `depth` counts blocks; the root has depth 0 and no units."""
-
-    __slots__ = (
-        "checkpoint",
-        "children",
-        "depth",
-        "filed",
-        "frozen",
-        "key",
-        "locks",
-        "parent",
-        "tree",
-        "units",
-    )
-
-    def __init__(
-        self, tree: GridTree, parent: Node | None, key: Hashable, units: Sequence[int], depth: int
-    ) -> None:
-        self.tree = tree
-        self.parent = parent
-        self.key = key
-        """The block's token ids as bytes; a root's namespace."""
-        self.units = units
-        self.depth = depth
-        self.children: dict[Hashable, Node] = {}
-        self.checkpoint: Checkpoint | None = None
-        self.locks = 0
-        """Holders of this node plus children with locks: above 0 nothing on the path can be evicted."""
-        self.frozen = False
-        self.filed = False
-        """Already in the lifetime's list of dead blocks."""
-
-    @property
-    def is_root(self) -> bool:
-        return self.depth == 0
-
-    def detach(self) -> None:
-        """Leave the tree (`pools.pages.Entry`), after everything below: a path is never broken."""
-        self.tree._unlink(self)
-
-    def lose_checkpoint(self) -> None:
-        """The checkpoint has left the lookup (`CheckpointOwner`)."""
-        self.checkpoint = None
-        self.tree._lost_checkpoint(self)
-
-    def path(self) -> list[Node]:
-        """Nodes from the first block down to this one."""
-        nodes = []
-        node = self
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
+from sglang_hybrid.radix.node import Node as Node
 
 
 class Match(NamedTuple):
@@ -82,6 +26,13 @@ class Match(NamedTuple):
     node: Node
     depth: int
     attention_depth: int
+
+
+class Grown(NamedTuple):
+    """A path of nodes, top down; to depth `known`, in blocks, they were there already."""
+
+    path: list[Node]
+    known: int
 
 
 class GridTree:
@@ -107,25 +58,43 @@ class GridTree:
         root = self._roots.get(namespace)
         if root is None:
             # Not registered: a request that is only looked up leaves no trace.
-            return Match(Node(self, None, namespace, (), 0), 0, 0)
-        size = self.block_bytes
+            return Match(self._new_root(namespace), 0, 0)
         node = best = root
         offset = 0
-        for _ in range(limit_blocks):
-            child = node.children.get(tokens[offset : offset + size])
-            if child is None or child.frozen:
+        while True:
+            child = node.last
+            if child is None or not tokens.startswith(child.key, offset):
+                child = node.child(tokens[offset : offset + self.block_bytes])
+                if child is None:
+                    break
+                node.last = child
+            if child.frozen:
                 break
+            if child.depth > limit_blocks or not tokens.startswith(child.key, offset):
+                common = min(self._common(child, tokens, offset), limit_blocks - node.depth)
+                return Match(best, best.depth, node.depth + common)
             node = child
-            offset += size
+            offset += len(child.key)
             if node.checkpoint is not None and not node.checkpoint.frozen:
                 best = node
         return Match(best, best.depth, node.depth)
+
+    def _common(self, node: Node, tokens: bytes, offset: int) -> int:
+        """Blocks that the run has in common with what follows `offset`."""
+        size = self.block_bytes
+        for block in range(node.blocks):
+            if not tokens.startswith(node.key[block * size : (block + 1) * size], offset + block * size):
+                return block
+        return node.blocks
+
+    def _new_root(self, namespace: Hashable) -> Node:
+        return Node(self, None, namespace, (), 0)
 
     def is_linked(self, node: Node) -> bool:
         """Whether the node is still part of the tree (an unregistered root is not)."""
         if node.parent is None:
             return self._roots.get(node.key) is node
-        return node.parent.children.get(node.key) is node
+        return node.parent.child(node.first) is node
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but roots, parents first."""
@@ -157,7 +126,7 @@ class GridTree:
                 return
             # First lock here: the block is executed on, and the parent gains a locked child.
             self.organization.hold_units(node.units)
-            self.blocks_locked += 1
+            self.blocks_locked += node.blocks
             node = node.parent
 
     def unlock(self, node: Node) -> None:
@@ -173,23 +142,78 @@ class GridTree:
                 self._prune_root(node)
                 return
             self.organization.release_units(node.units)
-            self.blocks_locked -= 1
+            self.blocks_locked -= node.blocks
             self._check_leaf(node)
             node = parent
 
     # -- growth -----------------------------------------------------------------------------
 
     def add(self, parent: Node, key: bytes, units: Sequence[int]) -> Node:
-        """A new block below `parent`, which must be locked.  The caller keeps its own references."""
-        if len(key) != self.block_bytes:
-            raise ValueError(f"a block's key has {self.block_bytes} bytes, got {len(key)}")
-        if key in parent.children:
+        """New blocks below `parent`, which must be locked.  The caller keeps its own references."""
+        blocks, rest = divmod(len(key), self.block_bytes)
+        if rest or not blocks or len(units) != blocks * self.organization.units_per_block:
+            raise ValueError(
+                f"a block has a key of {self.block_bytes} bytes and {self.organization.units_per_block} "
+                f"units, got {len(key)} and {len(units)}"
+            )
+        first = key[: self.block_bytes]
+        if parent.child(first) is not None:
             raise IntegrityError(f"a block at depth {parent.depth + 1} is added twice")
-        node = Node(self, parent, key, units, parent.depth + 1)
-        parent.children[key] = node
+        return self._add(parent, first, key, units)
+
+    def _add(self, parent: Node, first: bytes, key: bytes, units: Sequence[int]) -> Node:
+        node = Node(self, parent, key, units, len(key) // self.block_bytes)
+        parent.gain(first, node)
         self.organization.cache_units(units, node)
-        self.blocks += 1
+        self.blocks += node.blocks
         return node
+
+    def grow(self, node: Node, tokens: bytes, units: Sequence[int], ends: Sequence[int]) -> Grown:
+        """The path of `tokens` below `node`, a node ending at each depth of `ends` (ascending, in blocks).
+
+        What is not there yet is added, with these units of the whole path; a run that the path leaves
+        in the middle, or that an end falls into, is split.
+        """
+        size, per_block = self.block_bytes, self.organization.units_per_block
+        path: list[Node] = []
+        known = node.depth
+        for end in ends:
+            while node.depth < end:
+                start = node.depth
+                first = tokens[start * size : (start + 1) * size]
+                child = node.child(first) if known == start else None
+                if child is None:
+                    key = tokens[start * size : end * size]
+                    child = self._add(node, first, key, units[start * per_block : end * per_block])
+                else:
+                    child = self._cut(child, tokens, end)
+                    known = child.depth
+                path.append(child)
+                node = child
+        return Grown(path, known)
+
+    def _cut(self, node: Node, tokens: bytes, end: int) -> Node:
+        """The run as far as the path of `tokens` has it in common, and no deeper than `end`."""
+        common = min(self._common(node, tokens, node.start * self.block_bytes), end - node.start)
+        return node if common == node.blocks else self._split(node, common)
+
+    def _split(self, node: Node, blocks: int) -> Node:
+        """The run's first blocks as a node of their own, which is returned; holders keep the rest."""
+        parent, pool = node.parent, self.organization.unit_pool
+        assert parent is not None
+        size, count = blocks * self.block_bytes, blocks * self.organization.units_per_block
+        upper = Node(self, parent, node.key[:size], node.units[:count], blocks)
+        parent.gain(upper.first, upper)
+        node.parent = upper
+        node.key, node.units = node.key[size:], node.units[count:]
+        node.blocks -= blocks
+        node._fingerprints = None
+        upper.gain(node.first, node)
+        upper.locks = int(node.locks > 0)
+        pool.pass_on(upper.units, node, upper)
+        for half in (upper, node):
+            half.frozen = any(unit in pool.reclaims for unit in half.units)
+        return upper
 
     def offer(self, node: Node, checkpoint: Checkpoint) -> None:
         """The node's boundary gains a checkpoint, which the caller still holds."""
@@ -220,7 +244,7 @@ class GridTree:
 
     def _unlink(self, node: Node) -> None:
         parent = node.parent
-        if parent is None or parent.children.get(node.key) is not node:
+        if parent is None or not self.is_linked(node):
             return
         if node.locks:
             raise IntegrityError(f"the block at depth {node.depth} leaves the tree with {node.locks} locks")
@@ -228,8 +252,8 @@ class GridTree:
         if node.checkpoint is not None:
             # A checkpoint whose KV path is broken can never be matched: take it along.
             self.organization.uncache(node.checkpoint)
-        del parent.children[node.key]
-        self.blocks -= 1
+        parent.lose(node)
+        self.blocks -= node.blocks
         if parent.parent is None:
             self._prune_root(parent)
         else:
@@ -237,26 +261,23 @@ class GridTree:
 
     def _drop_below(self, node: Node) -> None:
         """KV below a lost block can never be matched: it goes first, leaf by leaf."""
-        below = node
-        while node.children:
-            while below.children:
-                below = next(iter(below.children.values()))
-            leaf, parent = below, below.parent
-            assert parent is not None
+        below = [node]
+        for parent in below:
+            below += parent.children.values()
+        for leaf in reversed(below[1:]):
             leaf.detach()
             self.organization.uncache_units(leaf.units, leaf)
-            below = parent
 
     def _lost_checkpoint(self, node: Node) -> None:
         self._check_leaf(node)
 
     def _check_leaf(self, node: Node) -> None:
-        if self.on_leaf is not None and node.parent is not None and not node.children and not node.locks:
+        if self.on_leaf is not None and node.parent is not None and not node.has_children and not node.locks:
             self.on_leaf(node)
 
     def _prune_root(self, root: Node) -> None:
         # Isolated requests bring a namespace each: an empty root must not stay behind.
-        if not root.children and not root.locks and self._roots.get(root.key) is root:
+        if not root.has_children and not root.locks and self._roots.get(root.key) is root:
             del self._roots[root.key]
 
     # -- reports ----------------------------------------------------------------------------
@@ -274,5 +295,5 @@ class GridTree:
         check_nodes(self)
         check_index(self)
         for root in self._roots.values():
-            if not root.children and not root.locks:
+            if not root.has_children and not root.locks:
                 raise IntegrityError(f"an empty root stayed behind for {root.key!r}")

@@ -69,7 +69,7 @@ class Audit:
             check(node.locks == expected[node], f"{node.locks} locks at depth {node.depth}, {expected[node]}")
             if node.locks and node.parent is not None:
                 expected[node.parent] += 1
-        roots = {node.parent for node in nodes if node.depth == 1}
+        roots = {node.parent for node in nodes if node.start == 0}
         roots |= {node for node in expected if node.depth == 0}
         check(len(roots) == self.shadow.tree.namespaces, "a root without children or locks stayed behind")
 
@@ -148,14 +148,14 @@ class Audit:
         memory = self.shadow.memory
         if len(self._tags) > 100_000:
             self._tags.clear()
-        for root in {node.parent for node in self.shadow.tree.nodes() if node.depth == 1}:
+        for root in {node.parent for node in self.shadow.tree.nodes() if node.start == 0}:
             assert root is not None
             start = root_tag(root.key)
             stack = [(child, start) for child in root.children.values()]
             while stack:
                 node, before = stack.pop()
                 tags = self._block_tags(before, node.key)
-                memory.check_kv(node.units, tags, self.shadow.organization.grid)
+                memory.check_kv(node.units, tags, node.blocks * self.shadow.organization.grid)
                 if node.checkpoint is not None:
                     memory.check_state(place_of(node.checkpoint), tags[-1], start)
                 stack += [(child, tags[-1]) for child in node.children.values()]

@@ -76,12 +76,13 @@ def match(shadow: Shadow, tokens: Sequence[int], key: Hashable = NO_KEY) -> Matc
 
 
 def node_at(shadow: Shadow, tokens: Sequence[int], depth: int, key: Hashable = NO_KEY) -> Node:
-    """The block of this prompt that ends at this many blocks, checkpoint or not."""
-    grid = shadow.organization.grid
+    """The node of this prompt that ends at this many blocks, checkpoint or not."""
+    size = shadow.tree.block_bytes
     node = shadow.tree.match(key, b"", 0).node
     data = Request(0, key, False, list(tokens), 0).known_bytes()
-    for index in range(depth):
-        node = node.children[data[index * grid * 8 : (index + 1) * grid * 8]]
+    while node.depth < depth:
+        node = node.children[data[node.depth * size : (node.depth + 1) * size]]
+    assert node.depth == depth, f"no checkpoint ever stood at block {depth}: it is inside a run"
     return node
 
 

@@ -111,6 +111,7 @@ class Shadow:
         self.hits += request.hit > 0
         request.lives += 1
         request.state = LiveState(private=request.private)
+        request.state.branch = match.attention_depth * grid
         request.state.units = [unit for block in node.path() for unit in block.units]
         self.live.running += 1
         self._unpin(request)
