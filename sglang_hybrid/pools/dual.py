@@ -69,6 +69,10 @@ class DualPools(Organization):
     def state_pool(self) -> PagePool:
         return self._states
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self._state_bytes
+
     def fits(self, need: Need) -> bool:
         return need.units <= self._units.free and need.checkpoints <= self._states.free
 

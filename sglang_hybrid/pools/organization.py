@@ -172,6 +172,16 @@ class Organization(ABC):
         """Units that could be allocated after evicting everything that nobody executes on."""
 
     @property
+    @abstractmethod
+    def checkpoint_bytes(self) -> int:
+        """Bytes of an arena that one checkpoint has to itself, rounding included."""
+
+    @property
+    def idle_slab_bytes(self) -> int:
+        """Bytes of an arena's slabs that hold no conv line."""
+        return 0
+
+    @property
     def units_per_block(self) -> int:
         return self.grid // self.unit_tokens
 

@@ -54,6 +54,10 @@ class SharedPool(Organization):
     def state_pool(self) -> PagePool:
         return self._pool
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self.unit_equivalent(1) * self.page_bytes
+
     def fits(self, need: Need) -> bool:
         return self.pages_for(need) <= self._pool.free
 
@@ -160,6 +164,14 @@ class PackedConv(SharedPool):
     def unit_equivalent(self, checkpoints: int) -> int:
         # One slab counted whole: what is left of it is charged, never promised.
         return checkpoints * self.members + ceil_div(checkpoints, self.slabs.slots_per_page)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self.members * self.page_bytes + self.slot_bytes
+
+    @property
+    def idle_slab_bytes(self) -> int:
+        return self.slabs.slabs * self.page_bytes - self.slabs.lines * self.slot_bytes
 
     def _pages_beside(self, need: Need, room: int) -> int:
         """Pages for the need when `room` lines are there already."""

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 def check_nodes(tree: GridTree) -> None:
     """Every block is linked, locked and counted as it should be, and its pages know it."""
-    blocks = locked = 0
+    blocks = locked = dead = 0
     pool = tree.organization.unit_pool
     for node in tree.nodes():
         blocks += node.blocks
         locked += node.blocks * (node.locks > 0)
+        dead += node.blocks * (not node.locks and not node.alive)
         assert node.parent is not None
         if node.blocks < 1 or len(node.key) != node.blocks * tree.block_bytes:
             raise IntegrityError(f"the run to depth {node.depth} has {node.blocks} blocks and another key")
@@ -26,6 +27,9 @@ def check_nodes(tree: GridTree) -> None:
             raise IntegrityError(f"the block at depth {node.depth} is linked wrongly")
         if node.locks < sum(child.locks > 0 for child in node.children.values()):
             raise IntegrityError(f"the block at depth {node.depth} has fewer locks than locked children")
+        below = sum(child.alive > 0 for child in node.children.values())
+        if node.alive != below + (node.checkpoint is not None):
+            raise IntegrityError(f"the block at depth {node.depth} serves {node.alive} things, not {below}")
         for unit in node.units:
             if not any(entry is node for entry in pool.dependents(unit)):
                 raise IntegrityError(f"unit {unit} does not know the block at depth {node.depth}")
@@ -38,10 +42,10 @@ def check_nodes(tree: GridTree) -> None:
             for page in checkpoint.pages:
                 if not any(e is checkpoint for e in tree.organization.state_pool.dependents(page)):
                     raise IntegrityError(f"page {page} does not know its checkpoint")
-    if (blocks, locked) != (tree.blocks, tree.blocks_locked):
+    if (blocks, locked, dead) != (tree.blocks, tree.blocks_locked, tree.blocks_dead):
         raise IntegrityError(
-            f"{blocks} blocks ({locked} locked) in the tree, "
-            f"counters say {tree.blocks} ({tree.blocks_locked})"
+            f"{blocks} blocks ({locked} locked, {dead} dead) in the tree, "
+            f"counters say {tree.blocks} ({tree.blocks_locked}, {tree.blocks_dead})"
         )
 
 

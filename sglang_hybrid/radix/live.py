@@ -7,16 +7,17 @@ nothing is copied.  Everything here is bookkeeping: `engine/` copies the maps to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.demand import Kind
+from sglang_hybrid.radix.history import History, Reuse, Trail
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit, Tier
-from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.radix.tree import GridTree, Match
 
 
 class OutOfState(RuntimeError):
@@ -63,6 +64,7 @@ class LiveState:
         "private",
         "prompt_end",
         "source",
+        "trail",
         "units",
     )
 
@@ -88,6 +90,8 @@ class LiveState:
         self.prompt_end: Node | None = None
         self.answer_end: Node | None = None
         """Where the whole blocks of what is published end."""
+        self.trail: Trail | None = None
+        """Its text in the history, when its admission was recorded."""
 
 
 class StateCounts(NamedTuple):
@@ -109,6 +113,7 @@ class LiveStates:
         self.organization: Organization = tree.organization
         self.running = 0
         """Admitted requests; each may need one unit in its next step."""
+        self.history = History(tree)
         self._alive = 0
         """Of these, the ones that have their live state."""
         self._offered: dict[LiveState, None] = {}
@@ -135,6 +140,13 @@ class LiveStates:
     def forced(self) -> int:
         """Published live states that somebody has adopted: their next step must find new pages."""
         return sum(_live_of(state).references > 1 for state in self._offered)
+
+    def admitted(
+        self, state: LiveState, namespace: Hashable, tokens: bytes, prompt: int, usable: int, found: Match
+    ) -> Reuse:
+        """Record a request's admission and what it could have reused (`History.admit`)."""
+        reuse, state.trail = self.history.admit(namespace, tokens, prompt, usable, found)
+        return reuse
 
     # -- before a forward -------------------------------------------------------------------
 
@@ -166,6 +178,7 @@ class LiveStates:
             fresh = self._go_on(live)
         if fresh is None:
             self.settled_in_place += 1
+            self._refused(state, start)
             return
         self._read_from(state, live)
         state.live = fresh
@@ -193,6 +206,8 @@ class LiveStates:
             checkpoint = self._take_optional(limit)
             if checkpoint is None:
                 self.checkpoints_skipped += len(wanted) - done - 1
+                for lost in wanted[done:]:
+                    self._refused(state, lost)
                 break
             state.boundaries.append(Boundary(depth, checkpoint))
         state.boundaries.sort(key=lambda boundary: boundary.depth)
@@ -203,6 +218,10 @@ class LiveStates:
             self.organization.release(state.source)
             state.source = None
         self.keep_boundaries(state)
+
+    def _refused(self, state: LiveState, depth: int) -> None:
+        if state.trail is not None:
+            self.history.refused(state.trail, depth)
 
     @staticmethod
     def keep_boundaries(state: LiveState) -> None:
@@ -266,6 +285,7 @@ class LiveStates:
         grid, per_block = self.organization.grid, self.organization.units_per_block
         first, last = node.depth, length // grid
         if last <= first:
+            self._record(state, tokens, length, ())
             return Published(node, [], [])
         own_units = state.units[first * per_block : last * per_block]
         path, known = self.tree.grow(node, tokens, state.units, self._ends(state, first, last, position))
@@ -283,8 +303,14 @@ class LiveStates:
             if depth in state.kept or depth == position:
                 self._offer(state, block, depth, last)
         self._note_ends(state, node, path)
+        self._record(state, tokens, length, path)
         self.duplicates += len(duplicates)
         return Published(path[-1], duplicates, own_units)
+
+    def _record(self, state: LiveState, tokens: bytes, length: int, path: Sequence[Node]) -> None:
+        if state.trail is not None:
+            taken = {node.depth for node in path if node.checkpoint is not None}
+            self.history.computed(state.trail, tokens, length, taken)
 
     def _ends(self, state: LiveState, first: int, last: int, position: int) -> list[int]:
         """Depths in blocks where a checkpoint may be offered or a later prompt may begin."""

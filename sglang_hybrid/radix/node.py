@@ -25,6 +25,7 @@ class Node:
     __slots__ = (
         "_children",
         "_fingerprints",
+        "alive",
         "blocks",
         "checkpoint",
         "depth",
@@ -60,6 +61,8 @@ class Node:
         """At the end of the run."""
         self.locks = 0
         """Holders of this node plus children with locks: above 0 nothing on the path can be evicted."""
+        self.alive = 0
+        """Its own checkpoint plus children with any below: at 0, and without locks, its KV is dead."""
         self.frozen = False
         self.filed = False
         """Already in the lifetime's list of dead blocks."""

@@ -50,6 +50,8 @@ class GridTree:
         self._roots: dict[Hashable, Node] = {}
         self.blocks = 0
         self.blocks_locked = 0
+        self.blocks_dead = 0
+        """Neither locked nor of use to any checkpoint: dead halves."""
 
     # -- lookup -----------------------------------------------------------------------------
 
@@ -86,6 +88,16 @@ class GridTree:
             if not tokens.startswith(node.key[block * size : (block + 1) * size], offset + block * size):
                 return block
         return node.blocks
+
+    def find(self, namespace: Hashable, tokens: bytes, blocks: int) -> Node | None:
+        """The node that ends at this depth of the path of `tokens`; None inside a run or beyond."""
+        node = self._roots.get(namespace)
+        while node is not None and node.depth < blocks:
+            offset = node.depth * self.block_bytes
+            node = node.child(tokens[offset : offset + self.block_bytes])
+            if node is not None and not tokens.startswith(node.key, offset):
+                return None
+        return node if node is not None and node.depth == blocks else None
 
     def _new_root(self, namespace: Hashable) -> Node:
         return Node(self, None, namespace, (), 0)
@@ -127,6 +139,7 @@ class GridTree:
             # First lock here: the block is executed on, and the parent gains a locked child.
             self.organization.hold_units(node.units)
             self.blocks_locked += node.blocks
+            self.blocks_dead -= 0 if node.alive else node.blocks
             node = node.parent
 
     def unlock(self, node: Node) -> None:
@@ -143,6 +156,7 @@ class GridTree:
                 return
             self.organization.release_units(node.units)
             self.blocks_locked -= node.blocks
+            self.blocks_dead += 0 if node.alive else node.blocks
             self._check_leaf(node)
             node = parent
 
@@ -166,6 +180,7 @@ class GridTree:
         parent.gain(first, node)
         self.organization.cache_units(units, node)
         self.blocks += node.blocks
+        self.blocks_dead += node.blocks
         return node
 
     def grow(self, node: Node, tokens: bytes, units: Sequence[int], ends: Sequence[int]) -> Grown:
@@ -210,6 +225,7 @@ class GridTree:
         node._fingerprints = None
         upper.gain(node.first, node)
         upper.locks = int(node.locks > 0)
+        upper.alive = int(node.alive > 0)
         pool.pass_on(upper.units, node, upper)
         for half in (upper, node):
             half.frozen = any(unit in pool.reclaims for unit in half.units)
@@ -221,6 +237,25 @@ class GridTree:
             raise IntegrityError(f"the boundary at block {node.depth} cannot take a checkpoint")
         node.checkpoint = checkpoint
         self.organization.cache(checkpoint, node)
+        self._revive(node)
+
+    def _revive(self, node: Node) -> None:
+        """KV on the way to this node has become of use to one thing more."""
+        while node.parent is not None:
+            node.alive += 1
+            if node.alive > 1:
+                return
+            self.blocks_dead -= 0 if node.locks else node.blocks
+            node = node.parent
+
+    def _wither(self, node: Node) -> None:
+        """Undo one `_revive`."""
+        while node.parent is not None:
+            node.alive -= 1
+            if node.alive:
+                return
+            self.blocks_dead += 0 if node.locks else node.blocks
+            node = node.parent
 
     # -- shrinkage --------------------------------------------------------------------------
 
@@ -254,6 +289,7 @@ class GridTree:
             self.organization.uncache(node.checkpoint)
         parent.lose(node)
         self.blocks -= node.blocks
+        self.blocks_dead -= node.blocks  # without a lock, a checkpoint or anything below
         if parent.parent is None:
             self._prune_root(parent)
         else:
@@ -269,6 +305,7 @@ class GridTree:
             self.organization.uncache_units(leaf.units, leaf)
 
     def _lost_checkpoint(self, node: Node) -> None:
+        self._wither(node)
         self._check_leaf(node)
 
     def _check_leaf(self, node: Node) -> None:

@@ -6,10 +6,12 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 
+from sglang_hybrid.geometry import block_bytes
 from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.pools.pages import IntegrityError, PagePool
+from sglang_hybrid.pools.pages import IntegrityError, PagePool, PageState
 from sglang_hybrid.pools.reclaim import ReclaimStep
 from sglang_hybrid.pools.shared import PackedConv
+from sglang_hybrid.radix.account import account
 from sglang_hybrid.radix.tree import Node
 from tests.core.content import next_tag, place_of, root_tag
 from tests.core.request import Request
@@ -40,6 +42,7 @@ class Audit:
         self._check_rows()
         self._check_pages(nodes, detached, held)
         self._check_checkpoints(nodes, detached, held)
+        self._check_account(nodes)
         self._check_content()
 
     # -- holders ----------------------------------------------------------------------------
@@ -140,6 +143,32 @@ class Audit:
             check(len(lines) == len(alive) == organization.slabs.lines, "a conv line is shared or leaked")
             check(min(lines, default=slots) >= slots, "a conv line lies on the sink page")
             check(len({line // slots for line in lines}) == organization.slabs.slabs, "an empty slab")
+
+    # -- bytes ------------------------------------------------------------------------------
+
+    def _check_account(self, nodes: list[Node]) -> None:
+        """The account adds up, and its counters equal what a walk over everything finds."""
+        organization, found = self.shadow.organization, account(self.shadow.organization, self.shadow.tree)
+        check(sum(found) == organization.budget_bytes and min(found) >= 0, f"{found} is not the budget")
+        useful: set[Node | None] = set()
+        units = Counter(held=0, cached=0, dead=0)
+        for node in reversed(nodes):  # children before parents
+            if node.checkpoint is not None or node in useful:
+                useful.add(node.parent)
+            kind = "held" if node.locks else "cached" if node.checkpoint or node in useful else "dead"
+            units[kind] += len(node.units)
+        unit = block_bytes(organization.model, organization.unit_tokens) * organization.model.arenas
+        check(found.attention_cached == units["cached"] * unit, f"{units} cached, account {found}")
+        check(found.attention_dead == units["dead"] * unit, f"{units} dead, account {found}")
+        nobody = 0
+        for pool in organization.pools:
+            size = organization.layout().kv_page_bytes
+            if pool is not organization.unit_pool:
+                size = organization.layout().state_page_bytes
+            bare = [p for p in pool.reclaims if not pool.references(p) and not pool.wanted(p)]
+            nobody += sum(pool.state(page) is PageState.RECLAIMING for page in bare) * size
+        nobody *= organization.model.arenas
+        check(found.any_reclaiming == nobody, f"{nobody} bytes in reclaim, account {found}")
 
     # -- content ----------------------------------------------------------------------------
 

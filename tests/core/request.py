@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from sglang_hybrid.pools.organization import Checkpoint
+from sglang_hybrid.radix.history import Reuse
 from sglang_hybrid.radix.live import LiveState
 from sglang_hybrid.radix.tree import Node
 from tests.core.content import Place, next_tag, root_tag
@@ -28,6 +29,8 @@ class Request:
     node: Node | None = None
     adopted: Checkpoint | None = None
     hit: int = 0
+    reuses: list[Reuse] = field(default_factory=list)
+    """What each of its admissions found."""
     end: int = 0
     """Tokens covered by prepared forwards: SGLang's `kv_committed_len`."""
     pending: bool = False

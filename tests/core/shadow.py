@@ -14,7 +14,7 @@ from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.reclaim import Reclaim
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveState, LiveStates
-from sglang_hybrid.radix.tree import GridTree, Node
+from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core.content import NOWHERE, ContentError, Memory, place_of
 from tests.core.request import Forward, Request
 
@@ -113,11 +113,21 @@ class Shadow:
         request.state = LiveState(private=request.private)
         request.state.branch = match.attention_depth * grid
         request.state.units = [unit for block in node.path() for unit in block.units]
+        self._record(request, match)
         self.live.running += 1
         self._unpin(request)
         self.waiting.remove(request)
         self.running.append(request)
         return True
+
+    def _record(self, request: Request, match: Match) -> None:
+        reuse = self.live.admitted(
+            request.live, request.namespace, request.known_bytes(), request.prompt, request.prompt - 1, match
+        )
+        assert reuse.j_adopt == request.end <= reuse.attention <= reuse.r_max < request.prompt
+        assert (reuse.cause is None) == (reuse.lost == 0) and reuse.lost >= reuse.gap_r
+        assert len(self.live.history) <= self.live.history.most
+        request.reuses.append(reuse)
 
     def _let_go(self, request: Request) -> None:
         if request.adopted is not None:
