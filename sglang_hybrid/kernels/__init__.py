@@ -16,6 +16,7 @@ from sglang_hybrid.kernels.checkpoint_io import (
 )
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.conv_update import conv_update
+from sglang_hybrid.kernels.delta_rule import delta_scan, delta_update, gates
 from sglang_hybrid.kernels.dispatch import ROUTES, Route, choose
 from sglang_hybrid.kernels.paged_scan import paged_scan
 from sglang_hybrid.kernels.segments import Segments, choose_chunk, plan_segments
@@ -42,6 +43,9 @@ __all__ = [
     "conv_update",
     "copy_checkpoints",
     "fill_checkpoints",
+    "delta_scan",
+    "delta_update",
+    "gates",
     "member_runs",
     "paged_scan",
     "plan_segments",

@@ -37,10 +37,10 @@ def need_index(name: str, tensor: torch.Tensor, shape: Sequence[int | None]) -> 
     need_dtype(name, tensor, INDEX_DTYPES)
 
 
-def need_groups(heads: int, groups: int) -> None:
-    """Raise `KernelError` unless every group of B and C serves the same number of heads."""
+def need_groups(heads: int, groups: int, names: str = "B and C", of: str = "x") -> None:
+    """Raise `KernelError` unless every group of `names` serves the same number of heads of `of`."""
     if groups < 1 or heads % groups:
-        raise KernelError(f"B and C have {groups} groups, which must divide the {heads} heads of x")
+        raise KernelError(f"{names} have {groups} groups, which must divide the {heads} heads of {of}")
 
 
 def need_activation(activation: str | None) -> None:
