@@ -3,11 +3,13 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from sglang_hybrid.cli import demo_model
+from sglang_hybrid.cli.demo_families import FAMILIES
 from sglang_hybrid.cli.demo_measure import measure
 from sglang_hybrid.cli.demo_model import FALCON_7B_LAYER, write_demo_model
 from sglang_hybrid.cli.demo_shape import DemoShape
@@ -19,9 +21,17 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_demo_model(tmp_path_factory.mktemp("demo") / "model")
 
 
-@pytest.mark.parametrize("sizes", [{}, {"vocab": 512, "context": 4096}], ids=["default", "small vocabulary"])
-def test_state_remembers_and_a_wrong_one_shows(sizes: dict[str, int], tmp_path: Path) -> None:
-    report = measure(str(write_demo_model(tmp_path, **sizes)), prompts=12)
+SIZES: tuple[dict[str, Any], ...] = (
+    {},
+    {"vocab": 512, "context": 4096},
+    {"family": "granite-4", "vocab": 512, "context": 4096},
+    {"family": "qwen3.5", "vocab": 512, "context": 4096},
+)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=["default", "small vocabulary", "granite-4", "qwen3.5"])
+def test_state_remembers_and_a_wrong_one_shows(sizes: dict[str, Any], tmp_path: Path) -> None:
+    report = measure(str(write_demo_model(tmp_path, **sizes)), prompts=4 if "family" in sizes else 12)
     assert report.influence > 0.05 and report.kl > 1e-3
     assert report.zeroed_differ == 1.0
     assert report.gap_share > 0.9
@@ -120,6 +130,11 @@ def test_falcon_layer_has_the_geometry_of_the_real_one() -> None:
 @pytest.mark.parametrize(
     ("sizes", "word"),
     [
+        ({"family": "llama"}, "needs one of falcon-h1, granite-4, qwen3.5"),
+        ({"attention_every": 2}, "every layer of a Falcon-H1 is both"),
+        ({"family": "granite-4", "attention_every": 0}, "layers of a Granite-4 are attention or recurrent"),
+        ({"family": "qwen3.5", "attention_every": 6}, "every 6th of 5 layers"),
+        ({"family": "granite-4", "head_dim": 128}, "4 x 128, 256"),
         ({"vocab": 200}, "vocabulary of 200"),
         ({"heads": 3}, "2 KV heads"),
         ({"ssm_groups": 4}, "4 groups"),
@@ -127,10 +142,21 @@ def test_falcon_layer_has_the_geometry_of_the_real_one() -> None:
         ({"conv_width": 1}, "conv width of 1"),
     ],
 )
-def test_a_geometry_that_makes_no_model_is_named(sizes: dict[str, int], word: str, tmp_path: Path) -> None:
+def test_a_geometry_that_makes_no_model_is_named(sizes: dict[str, Any], word: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=word):
         write_demo_model(tmp_path / "model", **sizes)
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(("family", "rows"), [("granite-4", 204), ("qwen3.5", 170)])
+def test_families_with_separate_layers_cut_their_states(family: str, rows: int) -> None:
+    """The proportions that `FAMILIES` promises: fp32, a grid of 16, two stripes that pages cut anywhere."""
+    shape = FAMILIES[family].shape
+    page = 2 * shape.kv_heads * shape.head_dim * 4 * 16
+    assert page == 32 << 10 and page // (shape.ssm_state * 4) == rows
+    assert shape.ssm_width % rows and 2 * shape.ssm_width > rows
+    assert shape.attention == (False, True, False, True, False)
+    assert 2 * shape.conv_channels * (shape.conv_width - 1) * 4 <= page // 4
 
 
 def test_defaults_fill_three_pages_of_the_small_grid() -> None:

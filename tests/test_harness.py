@@ -97,5 +97,17 @@ def test_budget_of_a_small_model(tmp_path: Path) -> None:
     assert state.budget(4, pages=15) == 16 * 1024 * 2
 
 
+def test_budget_of_separate_layers(tmp_path: Path) -> None:
+    """Three recurrent layers over two attention layers: two stripes of 24 rows in the pages of either."""
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 5, "num_key_value_heads": 2, "hidden_size": 64, "num_attention_heads": 4, '
+        '"layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention", '
+        '"linear_attention"], '
+        '"linear_num_value_heads": 3, "linear_value_head_dim": 8, "linear_key_head_dim": 32}'
+    )
+    state = StateBytes.of(tmp_path)
+    assert (state.layers, state.page(4), state.w(4)) == (2, 1024, 7)
+
+
 def test_names_of_configurations() -> None:
     assert all(name == config.name for name, config in CONFIGS.items())

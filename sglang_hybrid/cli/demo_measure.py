@@ -1,6 +1,6 @@
 """Does the demo model do its job: does its state remember, does a wrong state show, are tokens far apart?
 
-Measured with transformers' Falcon-H1 on the written checkpoint.  What token 0 does through the
+Measured with transformers' model on the written checkpoint.  What token 0 does through the
 state alone: after a prompt, replace nothing but the recurrent state by the state of a prompt that
 differs in token 0.  KV and conv windows stay, so attention cannot carry the difference.
 """
@@ -47,7 +47,8 @@ class DemoReport:
 
 
 def _recurrent(cache: Any) -> list[torch.Tensor]:
-    return [layer.recurrent_states[0] for layer in cache.layers]
+    # Pure attention layers have no such states.
+    return [layer.recurrent_states[0] for layer in cache.layers if hasattr(layer, "recurrent_states")]
 
 
 def _prefill(model: Any, prompts: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""`sglang-hybrid demo-model DIR`: write a small random Falcon-H1 that any engine can serve.
+"""`sglang-hybrid demo-model DIR`: write a small random hybrid model that any engine can serve.
 
 For tests and for a first look without a download: config.json, safetensors, a byte-level tokenizer
 with a chat template, generation_config.json.  Random weights, but such that a wrong recurrent
@@ -8,14 +8,16 @@ state changes what the model says (`demo_weights`, `demo_measure`).
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+from sglang_hybrid.cli.demo_families import FAMILIES
 from sglang_hybrid.cli.demo_shape import DemoShape
 
 HELP = {
-    "layers": "layers; each has attention and a recurrent mixer",
+    "layers": "layers",
     "hidden": "width of the residual stream",
     "intermediate": "width of the MLP",
     "vocab": "token ids",
@@ -28,6 +30,7 @@ HELP = {
     "ssm_groups": "groups of B and C",
     "conv_width": "taps of the convolution; the conv window holds one less",
     "context": "longest sequence, tokens",
+    "attention_every": "every n-th layer is attention, the others recurrent; 0: every layer is both",
 }
 
 FALCON_7B_LAYER = DemoShape(
@@ -40,6 +43,7 @@ FALCON_7B_LAYER = DemoShape(
 def write_demo_model(
     directory: str | Path,
     *,
+    family: str = "falcon-h1",
     seed: int = 0,
     dtype: str = "float32",
     logit_std: float = 10.0,
@@ -48,32 +52,38 @@ def write_demo_model(
 ) -> Path:
     """Write the model into `directory` (made if missing, files of the same name replaced); return it.
 
-    `dtype` of the weights: "float32", "bfloat16" or "float16".  `shape`, or single fields of
-    `DemoShape` by name (`layers=4, vocab=512`), set the geometry.  Same arguments, same bytes.
-    Raises ValueError for a geometry that makes no model or a dtype other than these.
+    `family`: a key of `FAMILIES`.  `dtype` of the weights: "float32", "bfloat16" or "float16".
+    `shape` (default: the family's), or single fields of `DemoShape` by name (`layers=4, vocab=512`),
+    set the geometry.  Same arguments, same bytes.  Raises ValueError for a family, a dtype or a
+    geometry that makes no model.
     """
     import torch
-    from transformers import FalconH1Config, FalconH1ForCausalLM, GenerationConfig
+    import transformers
 
     from sglang_hybrid.cli.demo_tokenizer import FIRST_NAMED, SPECIALS, build_tokenizer
     from sglang_hybrid.cli.demo_weights import demo_weights
 
+    if family not in FAMILIES:
+        raise ValueError(f"family is {family!r}, needs one of {', '.join(FAMILIES)}")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"dtype is {dtype!r}, needs 'float32', 'bfloat16' or 'float16'")
-    base = shape or DemoShape()
-    shape = DemoShape(**{**{field.name: getattr(base, field.name) for field in fields(base)}, **sizes})
+    shape = replace(shape or FAMILIES[family].shape, **sizes)
+    model_class = getattr(transformers, FAMILIES[family].model)
+    specials = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": SPECIALS.index("<eos>")}
+    config = FAMILIES[family].config(shape)
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
-    specials = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": SPECIALS.index("<eos>")}
-    config = FalconH1Config(**shape.config(), **specials, dtype=dtype)
     with torch.device("meta"):
-        model = FalconH1ForCausalLM(config)
-    weights = demo_weights(shape, seed, FIRST_NAMED, logit_std)
+        model = model_class(model_class.config_class(**config, **specials, dtype=dtype))
+    weights = demo_weights(family, shape, seed, FIRST_NAMED, logit_std)
     # assign: the meta parameters take over these tensors; a missing or surplus name raises.
     model.load_state_dict(weights, assign=True, strict=True)
     model.to(getattr(torch, dtype))
-    model.generation_config = GenerationConfig(do_sample=False, **specials)
+    model.generation_config = transformers.GenerationConfig(do_sample=False, **specials)
     model.save_pretrained(path)
+    # transformers leaves out what equals its own defaults, and SGLang's differ.
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config, indent=2, sort_keys=True) + "\n")
     build_tokenizer(shape.vocab, shape.context).save_pretrained(path)
     return path
 
@@ -82,11 +92,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command's parser to those of `sglang-hybrid`."""
     parser = subparsers.add_parser(
         "demo-model",
-        help="write a small random Falcon-H1 for tests and first steps",
+        help="write a small random hybrid model for tests and first steps",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="where to write the checkpoint")
+    parser.add_argument(
+        "--family", choices=list(FAMILIES), default="falcon-h1", help="kind of model (default: falcon-h1)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="random seed; same seed, same bytes (default: 0)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument(
@@ -102,17 +115,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             f"--{field.name.replace('_', '-')}",
             type=int,
             default=None,
-            help=f"{HELP[field.name]} (default: {field.default})",
+            help=f"{HELP[field.name]} (default: {_defaults(field.name)})",
         )
+
+
+def _defaults(name: str) -> str:
+    """A field's default, and those of the families that have another."""
+    base = getattr(DemoShape(), name)
+    others = [
+        f"{key}: {value}"
+        for key, family in FAMILIES.items()
+        if (value := getattr(family.shape, name)) != base
+    ]
+    return ", ".join([str(base), *others])
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the model, measure it, print what was written; exit status 2 for a geometry that makes none."""
     sizes = {field.name: getattr(args, field.name) for field in fields(DemoShape)}
     given = {name: value for name, value in sizes.items() if value is not None}
-    base = FALCON_7B_LAYER if args.falcon_7b_layer else DemoShape()
+    base = FALCON_7B_LAYER if args.falcon_7b_layer else None
     try:
-        path = write_demo_model(args.directory, seed=args.seed, dtype=args.dtype, shape=base, **given)
+        path = write_demo_model(
+            args.directory, family=args.family, seed=args.seed, dtype=args.dtype, shape=base, **given
+        )
     except ValueError as error:
         print(f"sglang-hybrid demo-model: {error}", file=sys.stderr)
         return 2

@@ -1,9 +1,8 @@
-"""Shape of the demo model: a small Falcon-H1.  No torch here: the command line needs only this."""
+"""Shape of a demo model.  No torch here: the command line needs only this."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 MIN_VOCAB = 300
 """Specials, 256 bytes, and some ids for the model to say."""
@@ -11,11 +10,14 @@ MIN_VOCAB = 300
 
 @dataclass(frozen=True)
 class DemoShape:
-    """Geometry of the demo model.
+    """Geometry of a demo model; what a field means in a family's config is in `demo_families`.
 
     The defaults copy Falcon-H1-7B's proportions in small: with a grid of 8 and fp32 everywhere a
     page is 16 KiB, a checkpoint fills three of them to the byte (two heads a page), and a conv line
     (3,840 bytes) fits a slot of a quarter page.
+
+    `attention_every`: layers n, 2n, ... (counted from 1) are attention, the others recurrent; 0:
+    every layer is both.
     """
 
     layers: int = 2
@@ -31,6 +33,7 @@ class DemoShape:
     ssm_groups: int = 1
     conv_width: int = 4
     context: int = 16_384
+    attention_every: int = 0
 
     def __post_init__(self) -> None:
         if self.vocab < MIN_VOCAB:
@@ -43,6 +46,11 @@ class DemoShape:
             raise ValueError(f"every size must be at least 1: {self}")
         if self.conv_width < 2:
             raise ValueError(f"a conv width of {self.conv_width} has no window, needs at least 2")
+        if self.attention_every and not 2 <= self.attention_every <= self.layers:
+            raise ValueError(
+                f"attention in every {self.attention_every}th of {self.layers} layers makes no hybrid "
+                f"model: needs 2 to {self.layers}"
+            )
 
     @property
     def ssm_width(self) -> int:
@@ -52,28 +60,8 @@ class DemoShape:
     def conv_channels(self) -> int:
         return self.ssm_width + 2 * self.ssm_groups * self.ssm_state
 
-    def config(self) -> dict[str, Any]:
-        """Fields of the model's config.json (`FalconH1Config` of transformers and of SGLang).
-
-        The gated norm is on, gate first, because SGLang knows no other order; muP multipliers are 1.
-        """
-        return {
-            "vocab_size": self.vocab,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "mamba_d_ssm": self.ssm_width,
-            "mamba_n_heads": self.ssm_heads,
-            "mamba_d_head": self.ssm_head_dim,
-            "mamba_n_groups": self.ssm_groups,
-            "mamba_d_state": self.ssm_state,
-            "mamba_d_conv": self.conv_width,
-            "mamba_chunk_size": 64,
-            "mamba_rms_norm": True,
-            "mamba_norm_before_gate": False,
-            "max_position_embeddings": self.context,
-            "tie_word_embeddings": False,
-        }
+    @property
+    def attention(self) -> tuple[bool, ...]:
+        """Whether each layer is an attention layer; every layer of a model without separate ones."""
+        every = self.attention_every or 1
+        return tuple((layer + 1) % every == 0 for layer in range(self.layers))

@@ -47,6 +47,7 @@ LEAST_SHARE = 1e-4
 """Smallest side of a split for which ample means ample."""
 SERVED = {
     "FalconH1ForCausalLM": "every layer holds attention and a Mamba2 mixer, so one page serves both",
+    "GraniteMoeHybridForCausalLM": "Mamba2 layers lie in stripes over the pages of the attention layers",
 }
 """Architectures with an adapter for their recurrent layers, and why the page format fits."""
 

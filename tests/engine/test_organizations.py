@@ -1,4 +1,4 @@
-"""S0, S2 and D0 through the scheduler and tree of S1: output as cold, hits by the formula on their grid."""
+"""Every organization and family through one scheduler and tree: output as cold, hits by the formula."""
 
 import random
 
@@ -6,7 +6,8 @@ from tests.support.park import on
 from tests.support.tokens import T
 from tests.support.witness import Witness
 
-OTHERS = ("s0", "s2", "d0")
+FAMILIES = ("granite-s1", "granite-s2", "granite-d0")
+OTHERS = ("s0", "s2", "d0", *FAMILIES)
 
 
 @on(*OTHERS)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sglang_hybrid.cli.demo_families import falcon_config
 from sglang_hybrid.cli.demo_shape import DemoShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ def write_config(directory: Path, architecture: str = "FalconH1ForCausalLM", **c
     """A model directory with config.json alone: whoever looks for weights there must fail."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {
-        **DemoShape().config(),
+        **falcon_config(DemoShape()),
         "model_type": "falcon_h1",
         "architectures": [architecture],
         "dtype": "float32",

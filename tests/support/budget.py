@@ -10,12 +10,19 @@ from pathlib import Path
 
 FP32 = 4
 
+SSM_FIELDS = (
+    ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
+    ("linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim"),
+)
+"""Heads of a recurrent layer, rows of a head, elements of a row: Mamba2, gated delta rule."""
+
 
 @dataclass(frozen=True)
 class StateBytes:
-    """State of one layer of a Falcon-H1, where every layer has both attention and Mamba."""
+    """State of one attention layer and of the recurrent layers that lie in its pages."""
 
     layers: int
+    """Attention layers."""
     kv_row: int
     ssm_rows: int
     ssm_row: int
@@ -24,11 +31,19 @@ class StateBytes:
     def of(cls, model_dir: Path) -> "StateBytes":
         """From config.json."""
         config = json.loads((model_dir / "config.json").read_text())
+        kinds = config.get("layer_types")
+        # Without kinds every layer has both halves.
+        layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds or ())
+        layers = layers if kinds else config["num_hidden_layers"]
+        recurrent = len(kinds) - layers if kinds else layers
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        names = next(names for names in SSM_FIELDS if names[0] in config)
+        heads, rows, row = (config[name] for name in names)
         return cls(
-            layers=config["num_hidden_layers"],
-            kv_row=2 * config["num_key_value_heads"] * config["head_dim"] * FP32,
-            ssm_rows=config["mamba_n_heads"] * config["mamba_d_head"],
-            ssm_row=config["mamba_d_state"] * FP32,
+            layers=layers,
+            kv_row=2 * config["num_key_value_heads"] * head_dim * FP32,
+            ssm_rows=-(-recurrent // layers) * heads * rows,
+            ssm_row=row * FP32,
         )
 
     def page(self, grid: int) -> int:

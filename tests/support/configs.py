@@ -26,6 +26,9 @@ ENV: Mapping[str, str] = {
 HOPEFUL = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
 """A scheduler that expects answers of eight tokens: it admits more than fits, and retracts."""
 
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+"""Every third step a request that does not run alone loses everything."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -133,11 +136,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ServerConfig("chunk8", chunk=8, env={"SGLANG_REQ_RUNNING_TIMEOUT": "6"}),
         ServerConfig("mixed12", chunk=12, flags=("--enable-mixed-chunk",)),
         ServerConfig("g16-chunk40", grid=16, chunk=40),
-        ServerConfig(
-            "forced-retract",
-            chunk=20,
-            env={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"},
-        ),
+        ServerConfig("forced-retract", chunk=20, env=RETRACT),
         # Little memory.
         ServerConfig(
             "tight",
@@ -160,6 +159,25 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ServerConfig("s0", organization="S0", memory=Memory(tokens=2048, spare=64)),
         ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64)),
         ServerConfig("d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64)),
+        # A family whose attention and recurrent layers are different sets; D0's chunks are off its grid.
+        *(
+            ServerConfig(
+                f"{model}-{name}",
+                organization=name.upper(),
+                grid=grid,
+                model=model,
+                memory=Memory(tokens=2048, spare=64),
+                chunk=chunk,
+                flags=flags,
+                env=env,
+            )
+            for model in ("granite",)
+            for name, grid, chunk, flags, env in (
+                ("s1", 16, 48, ("--enable-mixed-chunk",), {}),
+                ("s2", 16, 256, (), {}),
+                ("d0", 48, 32, (), {}),
+            )
+        ),
         # A public server: default budget, long vocabulary, tokenizer and chat template.
         ServerConfig(
             "public",
@@ -177,6 +195,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"vocab": 512, "context": 4096},
+    "granite": {"family": "granite-4", "vocab": 512, "context": 4096},
     "public": {},
     "real-page": {"shape": FALCON_7B_LAYER, "vocab": 512, "context": 4096},
 }

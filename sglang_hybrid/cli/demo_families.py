@@ -1,0 +1,181 @@
+"""Families of demo models: what a `DemoShape` means in each one's config.json.  No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_hybrid.cli.demo_shape import DemoShape
+
+
+@dataclass(frozen=True)
+class DemoFamily:
+    """`model`: the class of transformers, `config`: fields of config.json for a shape.
+
+    `config` raises ValueError for a shape that the family cannot have.
+    """
+
+    title: str
+    model: str
+    shape: DemoShape
+    config: Callable[[DemoShape], dict[str, Any]]
+
+
+def _common(shape: DemoShape) -> dict[str, Any]:
+    return {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": shape.context,
+        "tie_word_embeddings": False,
+    }
+
+
+def _mamba2(shape: DemoShape) -> dict[str, Any]:
+    return {
+        "mamba_n_heads": shape.ssm_heads,
+        "mamba_d_head": shape.ssm_head_dim,
+        "mamba_n_groups": shape.ssm_groups,
+        "mamba_d_state": shape.ssm_state,
+        "mamba_d_conv": shape.conv_width,
+        "mamba_chunk_size": 64,
+    }
+
+
+def falcon_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `FalconH1Config` of transformers and of SGLang.
+
+    The gated norm is on, gate first, because SGLang knows no other order; muP multipliers are 1.
+    """
+    if shape.attention_every:
+        raise ValueError(
+            f"attention_every is {shape.attention_every}, but every layer of a Falcon-H1 is both: needs 0"
+        )
+    return (
+        _common(shape)
+        | _mamba2(shape)
+        | {
+            "head_dim": shape.head_dim,
+            "mamba_d_ssm": shape.ssm_width,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+        }
+    )
+
+
+def _need_separate(shape: DemoShape, title: str) -> None:
+    if not shape.attention_every:
+        raise ValueError(
+            f"attention_every is 0, but the layers of a {title} are attention or recurrent: needs 2 or more"
+        )
+
+
+def granite_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `GraniteMoeHybridConfig` of transformers and of SGLang, without experts.
+
+    The defaults of the two differ, so all multipliers are given; they are 1, as far as attention
+    lets them.  No positions, as in the public models.
+    """
+    _need_separate(shape, "Granite-4")
+    if shape.heads * shape.head_dim != shape.hidden or shape.ssm_width % shape.hidden:
+        raise ValueError(
+            f"a Granite-4 has heads x head_dim = hidden and SSM heads x SSM head dim a multiple of it, this "
+            f"one {shape.heads} x {shape.head_dim}, {shape.hidden} and {shape.ssm_heads} x "
+            f"{shape.ssm_head_dim}"
+        )
+    return (
+        _common(shape)
+        | _mamba2(shape)
+        | {
+            "mamba_expand": shape.ssm_width // shape.hidden,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+            "layer_types": ["attention" if attention else "mamba" for attention in shape.attention],
+            "shared_intermediate_size": shape.intermediate,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "position_embedding_type": "nope",
+            "attention_multiplier": shape.head_dim**-0.5,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "attention_bias": False,
+            "rms_norm_eps": 1e-5,
+        }
+    )
+
+
+def qwen_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `Qwen3_5TextConfig` of transformers and of SGLang, dense, without the vision half.
+
+    transformers goes by `layer_types`, SGLang by `full_attention_interval`.  A recurrent head is a
+    value head, a state row as long as a key.
+    """
+    _need_separate(shape, "Qwen3.5")
+    rotary = shape.head_dim // 4
+    return _common(shape) | {
+        "head_dim": shape.head_dim,
+        "full_attention_interval": shape.attention_every,
+        "layer_types": [
+            "full_attention" if attention else "linear_attention" for attention in shape.attention
+        ],
+        "linear_num_value_heads": shape.ssm_heads,
+        "linear_value_head_dim": shape.ssm_head_dim,
+        "linear_num_key_heads": shape.ssm_groups,
+        "linear_key_head_dim": shape.ssm_state,
+        "linear_conv_kernel_dim": shape.conv_width,
+        "partial_rotary_factor": 0.25,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [rotary // 2 - 2 * (rotary // 6), rotary // 6, rotary // 6],
+        },
+        "rms_norm_eps": 1e-6,
+    }
+
+
+FAMILIES: dict[str, DemoFamily] = {
+    "falcon-h1": DemoFamily("Falcon-H1", "FalconH1ForCausalLM", DemoShape(), falcon_config),
+    # With a grid of 16 and fp32 everywhere a page is 32 KiB.  Three recurrent layers lie in the arenas of
+    # two attention layers: a checkpoint is two stripes of 256 rows, cut by pages of 204; the conv line of
+    # both (8,064 bytes) fits a slot of a quarter page.
+    "granite-4": DemoFamily(
+        "Granite-4",
+        "GraniteMoeHybridForCausalLM",
+        DemoShape(
+            layers=5,
+            attention_every=2,
+            hidden=256,
+            heads=4,
+            kv_heads=4,
+            head_dim=64,
+            ssm_heads=8,
+            ssm_head_dim=32,
+            ssm_state=40,
+        ),
+        granite_config,
+    ),
+    # The same page.  A checkpoint is two stripes of 96 rows, cut by pages of 170; the conv line of both
+    # (6,912 bytes) fits a slot of a quarter page.
+    "qwen3.5": DemoFamily(
+        "Qwen3.5",
+        "Qwen3_5ForCausalLM",
+        DemoShape(
+            layers=5,
+            attention_every=2,
+            hidden=128,
+            ssm_heads=4,
+            ssm_head_dim=24,
+            ssm_groups=2,
+            ssm_state=48,
+        ),
+        qwen_config,
+    ),
+}
+"""By the name that `--family` takes."""
