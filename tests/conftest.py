@@ -35,7 +35,7 @@ def place(item: pytest.Item) -> tuple[int, int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of one configuration stay in one worker, which has the server; the rest go where there is time."""
+    """Tests of one configuration stay in one worker, which has the server; others go where there is time."""
     if "tests/engine/" in item.path.as_posix():
         item.add_marker("engine")
     name = server_name(item)
