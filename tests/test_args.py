@@ -79,7 +79,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--help")
     shown = capsys.readouterr().out
-    for flag in ("mem {S0,S1,S2,D0}", "grid", "budget-bytes", "attention-share", "kernels"):
+    plain = ("grid", "budget-bytes", "attention-share", "kernels")
+    for flag in (*plain, "mem {S0,S1,S2,D0}", "conv-slots {pow2,tight}"):
         assert f"--hybrid-{flag}" in shown
 
 
@@ -106,6 +107,12 @@ def test_attention_share(model: str) -> None:
     record = resolved("--model-path", model, QUIET, "--hybrid-mem", "D0", "--hybrid-attention-share", "0.3")
     assert args.settings(record).options == {"attention_share": 0.3}
     assert args.settings(resolved("--model-path", model, QUIET, "--hybrid-mem", "D0")).options == {}
+
+
+def test_conv_slots(model: str) -> None:
+    for kind, options in (("tight", {"tight": True}), ("pow2", {"tight": False})):
+        record = resolved("--model-path", model, QUIET, "--hybrid-mem", "S2", "--hybrid-conv-slots", kind)
+        assert args.settings(record).options == options
 
 
 def test_default_grid(model: str) -> None:

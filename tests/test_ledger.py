@@ -76,6 +76,14 @@ def test_published_example(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_tight_slots(capsys: pytest.CaptureFixture[str]) -> None:
+    """48 lines fill two slabs of 24 slots, or three of 16."""
+    for kind, slabs in (("pow2", 3), ("tight", 2)):
+        answer = ask("falcon-h1-7b", "--checkpoints", "48", "--conv-slots", kind, capsys=capsys)
+        packed = answer["organizations"]["S2"]
+        assert (packed["slabs"], packed["state_kib"]) == (slabs, 48 * 1536 + slabs * 512)
+
+
 @pytest.mark.parametrize("blocks", [0, 1, 7, 16, 1000])
 @pytest.mark.parametrize("checkpoints", [0, 1, 2, 16, 17, 33])
 def test_allocation_arithmetic(blocks: int, checkpoints: int) -> None:

@@ -122,7 +122,7 @@ def test_refused(row: Row, model: str) -> None:
 
 
 def test_every_rule_has_a_row() -> None:
-    ours = {"hybrid_mem", "hybrid_attention_share"}
+    ours = {"hybrid_mem", "hybrid_attention_share", "hybrid_conv_slots"}
     planted = {"model_path", "mem_fraction_static", "cuda_graph_config"}  # tests of their own below
     rowed = {match.replace("-", "_") for row in ROWS for match in re.findall(r"--([a-z0-9-]+)", row.argv)}
     ruled = {rule.field for rule in (*refusals.INPUT_RULES, *refusals.MODEL_RULES)}
@@ -161,6 +161,44 @@ def test_coarse_slots_need_a_backend_that_indexes_by_token(model: str) -> None:
     assert said.endswith("legal: triton, flashinfer, torch_native.")
 
 
+def test_coarse_slots_refuse_a_page_table_that_sglang_chose(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Hopper GPU the default is fa3, for prefill or for decode alone as well."""
+    from sglang.srt.arg_groups import overrides
+
+    others = [record_of(model, mem) for mem in ("S1", "S2", "D0")]
+    coarse = record_of(model, "S0")
+    for chosen, flag in (
+        (("fa3", "fa3"), "--attention-backend"),
+        (("fa3", "triton"), "--prefill-attention-backend"),
+        (("triton", "fa3"), "--decode-attention-backend"),
+    ):
+        monkeypatch.setattr(overrides, "attention_backends_of", lambda view, chosen=chosen: chosen)
+        with pytest.raises(
+            rules.Refusal, match=rf"^{flag} fa3 .* S0: .* legal: triton, flashinfer, torch_native"
+        ):
+            refusals.refuse_resolved(coarse)
+        for record in others:
+            refusals.refuse_resolved(record)
+
+
+def record_of(model: str, mem: str) -> Any:
+    return resolved("--model-path", model, "--skip-tokenizer-init", "--hybrid-mem", mem)
+
+
+def test_triton_attention_indexes_coarse_slots_by_token() -> None:
+    """It splits a slot in page and offset, with strides that put both together again wherever pages lie."""
+    import torch
+    from sglang.kernels.ops.attention.decode_attention import _extract_kv_strides
+
+    page, rows = 512, 1557  # S0 of Falcon-H1-7B: a page has more rows than a block
+    keys = torch.empty((3 * rows, 2, 2, 4), device="meta")[:, 0]
+    slot, _, per_page, per_token = _extract_kv_strides(keys, page)
+    for at in (0, 511, 512, rows, rows + 511, 2 * rows + 300):
+        assert at // page * per_page + at % page * per_token == at * slot
+
+
 @pytest.mark.parametrize(
     ("mem", "argv", "value", "choice"),
     [
@@ -173,7 +211,12 @@ def test_coarse_slots_need_a_backend_that_indexes_by_token(model: str) -> None:
             "at --hybrid-attention-share 0.9 gives D0 26 units and 0 checkpoints; it needs at least 2 and 2",
             "or --hybrid-attention-share from 0.099 to 0.688",
         ),
-        ("S2", "--hybrid-grid 4", "S2 does not pack", "--hybrid-mem S1"),
+        (
+            "S2",
+            "--hybrid-grid 4",
+            "a conv line of 3840 bytes: its slot of 4096 is more than a quarter of a page of 4096",
+            "(--hybrid-grid 4); use --hybrid-mem S1, or --hybrid-grid 16 or larger",
+        ),
         ("S1", "--hybrid-grid 1", "(--hybrid-grid 1)", "or larger"),
     ],
 )
@@ -198,6 +241,13 @@ def test_share_is_for_dual_pools(mem: str, model: str) -> None:
     assert said.endswith("leave it out, or use --hybrid-mem D0.")
 
 
+@pytest.mark.parametrize("mem", ["S0", "S1", "D0"])
+def test_conv_slots_are_for_packing(mem: str, model: str) -> None:
+    said = sentence("--model-path", model, "--hybrid-mem", mem, "--hybrid-conv-slots", "tight")
+    assert f"--hybrid-conv-slots tight has no meaning with --hybrid-mem {mem}" in said
+    assert said.endswith("leave it out, or use --hybrid-mem S2.")
+
+
 @pytest.mark.parametrize("share", ["0.5", "0.0001", "0.9999"])
 def test_share_of_unknown_or_ample_bytes(share: str, model: str) -> None:
     """Without a budget only the scheduler knows the bytes; with one the parent knows both sides."""
@@ -218,6 +268,7 @@ def test_every_built_organization_passes(mem: str, model: str) -> None:
         "--hybrid-grid 16",
         "--hybrid-budget-bytes 1000",
         "--hybrid-attention-share 0.5",
+        "--hybrid-conv-slots tight",
         "--hybrid-kernels torch",
     ],
 )
@@ -272,6 +323,10 @@ def test_engine_values_are_checked_too(model: str) -> None:
         ({"hybrid_mem": "S1", "hybrid_grid": "16"}, r"--hybrid-grid '16' must be a whole number"),
         ({"hybrid_mem": "D0", "hybrid_attention_share": True}, r"attention-share True leaves D0 one"),
         ({"hybrid_mem": "D0", "hybrid_attention_share": "0.5"}, r"attention-share '0.5' leaves D0 one"),
+        (
+            {"hybrid_mem": "S2", "hybrid_conv_slots": "wide"},
+            r"conv-slots wide is unknown; legal: pow2, tight",
+        ),
         ({"hybrid_mem": "S1", "hybrid_grid": True}, r"--hybrid-grid True must be a whole number"),
     ):
         with pytest.raises(rules.Refusal, match=said):

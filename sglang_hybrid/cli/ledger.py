@@ -26,6 +26,8 @@ SUFFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "": 1}
 EXAMPLE = (16, 4)
 """Attention blocks and checkpoints when nobody says otherwise: the source's example."""
 
+CONV_SLOTS = ("pow2", "tight")
+
 SSM_DTYPES = tuple(name for name in DTYPES if not name.startswith("fp8"))
 
 
@@ -70,6 +72,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="F",
         default=str(DEFAULT_ATTENTION_SHARE),
         help=f"part of D0's budget that attention gets (default: {DEFAULT_ATTENTION_SHARE})",
+    )
+    parser.add_argument(
+        "--conv-slots",
+        metavar="KIND",
+        default=CONV_SLOTS[0],
+        help=f"conv slots of S2: {' or '.join(CONV_SLOTS)} (default: {CONV_SLOTS[0]})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -130,13 +138,14 @@ def question(args: argparse.Namespace) -> Question:
     return Question(
         tp=whole("--tp", args.tp),
         grid=optional("--grid", args.grid),
-        ssm_dtype=dtype("--ssm-dtype", args.ssm_dtype, SSM_DTYPES),
-        kv_dtype=dtype("--kv-dtype", args.kv_dtype, tuple(DTYPES)),
+        ssm_dtype=choice("--ssm-dtype", args.ssm_dtype, SSM_DTYPES),
+        kv_dtype=choice("--kv-dtype", args.kv_dtype, tuple(DTYPES)),
         blocks=blocks,
         checkpoints=checkpoints,
         tokens=tokens,
         budget_bytes=None if args.budget is None else size("--budget", args.budget),
         attention_share=share("--attention-share", args.attention_share),
+        tight=choice("--conv-slots", args.conv_slots, CONV_SLOTS) == "tight",
     )
 
 
@@ -168,8 +177,8 @@ def share(flag: str, text: str) -> float:
     return float(text)
 
 
-def dtype(flag: str, text: str, legal: tuple[str, ...]) -> str:
-    """A type's name.  Raises `ConfigError`."""
+def choice(flag: str, text: str, legal: tuple[str, ...]) -> str:
+    """One of the legal names.  Raises `ConfigError`."""
     if text not in legal:
         raise ConfigError(f"{flag} {text} is not supported: use one of {', '.join(legal)}")
     return text

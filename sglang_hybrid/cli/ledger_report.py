@@ -60,6 +60,7 @@ class Question(NamedTuple):
     tokens: int | None = None
     budget_bytes: int | None = None
     attention_share: float = DEFAULT_ATTENTION_SHARE
+    tight: bool = False
 
     @property
     def shared_grid(self) -> int:
@@ -138,13 +139,17 @@ def _geometry(model: ModelGeometry, grid: int) -> dict[str, Any]:
     }
 
 
+def _account(name: str, model: ModelGeometry, grid: int, question: Question) -> Account:
+    if name == "D0":
+        return DualAccount(model, grid, attention_share=question.attention_share)
+    if name == "S2":
+        return PackedAccount(model, grid, tight=question.tight)
+    return ACCOUNTS[name](model, grid)
+
+
 def _organization(name: str, model: ModelGeometry, grid: int, question: Question) -> dict[str, Any]:
     try:
-        account = (
-            DualAccount(model, grid, attention_share=question.attention_share)
-            if name == "D0"
-            else ACCOUNTS[name](model, grid)
-        )
+        account = _account(name, model, grid, question)
     except GeometryError as error:
         return {"grid": grid, "refused": str(error), "kib": None}
     demand = question.demand(grid)

@@ -17,6 +17,7 @@ from sglang.srt.utils.common import human_readable_int
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, UNIT_TOKENS
 
 ORGANIZATIONS = ("S0", "S1", "S2", "D0")
+CONV_SLOTS = ("pow2", "tight")
 KERNELS = ("auto", "triton", "flashinfer", "torch")
 
 RADIX_BACKEND = "hybrid_grid"
@@ -24,7 +25,13 @@ RADIX_BACKEND = "hybrid_grid"
 MAMBA_STRATEGY = "no_buffer"
 """The stock strategy that arms neither snapshot slots nor tracking: forks need none of it."""
 
-_FLAG_FIELDS = ("hybrid_grid", "hybrid_budget_bytes", "hybrid_attention_share", "hybrid_kernels")
+_FLAG_FIELDS = (
+    "hybrid_grid",
+    "hybrid_budget_bytes",
+    "hybrid_attention_share",
+    "hybrid_conv_slots",
+    "hybrid_kernels",
+)
 
 
 class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[call-arg]
@@ -65,6 +72,15 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
         Arg(
             help="Part of the budget that D0's attention pool gets, between 0 and 1 (default "
             f"{DEFAULT_ATTENTION_SHARE}); checkpoints get the rest. Needs --hybrid-mem D0.",
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_conv_slots: A[
+        Optional[str],  # noqa: UP045
+        Arg(
+            help="Conv slots of S2's slab pages. pow2: the next power of two that holds a conv state (the "
+            "default); tight: the next whole KiB, so that more fit a page. Needs --hybrid-mem S2.",
+            choices=list(CONV_SLOTS),
         ),
         NS("hybrid"),
     ] = None
@@ -119,8 +135,9 @@ def page_size_for(mem: str, grid: int | None) -> int:
 
 def organization_options(record: Any) -> dict[str, Any]:
     """Keyword arguments of single organizations that the user set."""
-    share = getattr(record, "hybrid_attention_share", None)
-    return {} if share is None else {"attention_share": share}
+    share, slots = (getattr(record, f"hybrid_{name}", None) for name in ("attention_share", "conv_slots"))
+    options = {"attention_share": share, "tight": None if slots is None else slots == "tight"}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def published_organization() -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sglang_hybrid.engine.args import (
+    CONV_SLOTS,
     KERNELS,
     MAMBA_STRATEGY,
     ORGANIZATIONS,
@@ -115,6 +116,20 @@ def _attention_share(facts: Facts) -> str | None:
     return f"--hybrid-attention-share {value!r} leaves D0 one pool: use a value between 0 and 1, like 0.5."
 
 
+def _conv_slots(facts: Facts) -> str | None:
+    value = facts.given("hybrid_conv_slots")
+    if value is None:
+        return None
+    if facts.mem != "S2":
+        return (
+            f"--hybrid-conv-slots {value} has no meaning with --hybrid-mem {facts.mem}: only S2 packs conv "
+            "states; leave it out, or use --hybrid-mem S2."
+        )
+    if value in CONV_SLOTS:
+        return None
+    return f"--hybrid-conv-slots {value} is unknown; legal: {', '.join(CONV_SLOTS)}."
+
+
 def _backends(mem: str) -> tuple[str, ...]:
     return tuple(name for name in ATTENTION_BACKENDS if mem != "S0" or name not in PAGE_TABLE_BACKENDS)
 
@@ -152,6 +167,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
     Rule("hybrid_attention_share", _attention_share),
+    Rule("hybrid_conv_slots", _conv_slots),
     Rule("page_size", _page_size),
     Rule("radix_cache_backend", _radix_backend),
     Rule("mamba_radix_cache_strategy", _strategy),

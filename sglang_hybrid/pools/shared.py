@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from math import gcd
 
 from sglang_hybrid.geometry import (
     LEAST_PIECES,
@@ -149,7 +150,7 @@ class PagedCheckpoints(SharedPool):
 
 
 class PackedConv(SharedPool):
-    """S2: as S1, but conv lines share slab pages: line = slots_per_page * page + slot."""
+    """S2: as S1, but conv lines share slab pages (`pools.slabs`), of which `tight` slots waste less."""
 
     name = "S2"
 
@@ -157,7 +158,12 @@ class PackedConv(SharedPool):
         page_bytes = block_bytes(model, grid)
         pages = PageGeometry(model, page_bytes)
         self.slot_bytes = conv_slot_bytes(model, tight=tight)
-        self.slabs = SlabLines(pages.slots_per_page(self.slot_bytes))
+        self._line_bytes = gcd(self.slot_bytes, page_bytes)
+        self.slabs = SlabLines(
+            pages.slots_per_page(self.slot_bytes),
+            page_units=page_bytes // self._line_bytes,
+            slot_units=self.slot_bytes // self._line_bytes,
+        )
         self.members = pages.members
         super().__init__(model, grid, budget_bytes, page_bytes)
 
@@ -216,7 +222,7 @@ class PackedConv(SharedPool):
             line = self.slabs.take(self._pool.reclaims)
             assert line is not None
         else:
-            slab = line // self.slabs.slots_per_page
+            slab = self.slabs.page_of(line)
             self._pool.hold((slab,))
         members = self._pool.allocate(self.members)
         assert members is not None
@@ -235,7 +241,8 @@ class PackedConv(SharedPool):
         }
 
     def _lines(self, pages: int) -> tuple[int, int, int]:
-        return pages * self.slabs.slots_per_page, self.slot_bytes, 0
+        # The last line ends with the last slot, not with the last unit.
+        return pages * self.slabs.page_units - self.slabs.slot_units + 1, self._line_bytes, 0
 
     def reset(self) -> None:
         super().reset()

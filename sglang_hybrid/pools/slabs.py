@@ -1,4 +1,9 @@
-"""Conv lines in slots of slab pages: `line = slots_per_page * page + slot` (PAPER.md, S2)."""
+"""Conv lines in slots of slab pages: `line = slots_per_page * page + slot` (PAPER.md, S2).
+
+That is where a slot divides its page.  A tight slot, or one of a page that is no power of two, does not, and
+lines of two pages are no whole slots apart: they are counted in the largest unit of bytes that divides both,
+`line = page_units * page + slot_units * slot`.  A kernel finds any line by one product and knows no slots.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,10 @@ class SlabLines:
     The fullest slab that has room is filled first, so that slabs empty out and can be given back.
     """
 
-    def __init__(self, slots_per_page: int) -> None:
+    def __init__(self, slots_per_page: int, *, page_units: int | None = None, slot_units: int = 1) -> None:
         self.slots_per_page = slots_per_page
+        self.page_units = slots_per_page if page_units is None else page_units
+        self.slot_units = slot_units
         self.on_line_free: Callable[[int], None] | None = None
         """Called with each line that becomes free though its slab may stay; tests poison its bytes."""
         self.reset()
@@ -50,6 +57,10 @@ class SlabLines:
         """Share of the slots of all slabs that hold a conv state; 1.0 when there is no slab."""
         return self.lines / (self.slabs * self.slots_per_page) if self._free else 1.0
 
+    def page_of(self, line: int) -> int:
+        """The slab page that a line lies on."""
+        return line // self.page_units
+
     def free_slots(self, page: int) -> int:
         """Free slots of a slab page; 0 when the page is no slab."""
         return len(self._free.get(page, ()))
@@ -62,7 +73,7 @@ class SlabLines:
                     continue
                 slot = self._free[page].pop()
                 self._moved(page, count, count - 1)
-                return page * self.slots_per_page + slot
+                return page * self.page_units + slot * self.slot_units
         return None
 
     def add_slab(self, page: int) -> None:
@@ -73,9 +84,10 @@ class SlabLines:
 
     def give_back(self, line: int) -> int | None:
         """Free a line; returns the slab page when that was its last one and the slab is gone."""
-        page, slot = divmod(line, self.slots_per_page)
+        page = self.page_of(line)
+        slot, between = divmod(line - page * self.page_units, self.slot_units)
         slots = self._free.get(page)
-        if slots is None or slot in slots:
+        if between or slots is None or slot in slots or slot >= self.slots_per_page:
             raise IntegrityError(f"conv line {line} (page {page}, slot {slot}) is not in use")
         slots.append(slot)
         self._moved(page, len(slots) - 1, len(slots))

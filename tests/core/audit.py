@@ -139,10 +139,11 @@ class Audit:
             check(checkpoint.pins == pins[id(checkpoint)], "pins do not equal what preempted requests hold")
         if isinstance(organization, PackedConv):
             lines = {checkpoint.line for checkpoint in alive}
-            slots = organization.slabs.slots_per_page
-            check(len(lines) == len(alive) == organization.slabs.lines, "a conv line is shared or leaked")
-            check(min(lines, default=slots) >= slots, "a conv line lies on the sink page")
-            check(len({line // slots for line in lines}) == organization.slabs.slabs, "an empty slab")
+            slabs = organization.slabs
+            pages = {slabs.page_of(line) for line in lines}
+            check(len(lines) == len(alive) == slabs.lines, "a conv line is shared or leaked")
+            check(0 not in pages, "a conv line lies on the sink page")
+            check(len(pages) == slabs.slabs, "an empty slab")
 
     # -- bytes ------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ def a_slab_is_freed_with_a_live_slot() -> AbstractContextManager[object]:
     give_back = SlabLines.give_back
 
     def give_back_all(self: SlabLines, line: int) -> int | None:
-        page = line // self.slots_per_page
+        page = self.page_of(line)
         give_back(self, line)
         if page in self._free:
             del self._by_room[len(self._free[page])][page]

@@ -216,6 +216,41 @@ def test_packing_is_refused_when_a_slot_is_more_than_a_quarter_of_a_page() -> No
     assert PackedConv(replace(FALCON_7B, conv_bytes=128 * KIB), 512, BIG).slabs.slots_per_page == 4
 
 
+@pytest.mark.parametrize(
+    ("model", "grid", "tight", "slots"),
+    [
+        (FALCON_7B, 512, False, 16),
+        (FALCON_7B, 512, True, 24),
+        (FALCON_7B, 500, False, 15),
+        (FALCON_7B, 500, True, 23),
+        (replace(SMALL, conv_bytes=12), 9, False, 4),
+    ],
+)
+def test_every_line_lies_in_a_slot_of_its_own_page(
+    model: ModelGeometry, grid: int, tight: bool, slots: int
+) -> None:
+    """Where a slot does not divide its page as well."""
+    page = block_bytes(model, grid)
+    pool = PackedConv(model, grid, 300 * page * model.arenas, tight=tight)
+    layout, taken = pool.layout(), []
+    while (checkpoint := pool.allocate_checkpoint()) is not None:
+        taken.append(checkpoint)
+    assert pool.slabs.slots_per_page == slots and pool.slabs.slabs == ceil_div(len(taken), slots) > 3
+    begins = {}
+    for checkpoint in taken:
+        first = checkpoint.line * layout.line_bytes + layout.line_offset
+        assert 0 < checkpoint.line < layout.lines
+        assert checkpoint.pages[-1] * page <= first <= (checkpoint.pages[-1] + 1) * page - pool.slot_bytes
+        begins[first] = checkpoint
+    assert len(begins) == len(taken)
+    assert all(b - a >= pool.slot_bytes for a, b in zip(sorted(begins), sorted(begins)[1:], strict=False))
+    assert (layout.lines - 1) * layout.line_bytes + pool.slot_bytes <= layout.state_pages * page
+    for checkpoint in taken:
+        pool.release(checkpoint)
+    pool.check_integrity()
+    assert pool.slabs.slabs == 0
+
+
 def test_d0_is_feasible_only_when_both_sides_are() -> None:
     one_layer = replace(FALCON_7B, attention_layers=(0,), recurrent_layers=(0,))
     pools = DualPools(one_layer, 1792, 200 * 1557 * KIB)
