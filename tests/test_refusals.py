@@ -12,6 +12,7 @@ from tests.support.arguments import kept_process, parse, resolved, view, write_c
 
 pytest.importorskip("sglang")
 
+from sglang_hybrid.cli.demo_model import write_demo_model
 from sglang_hybrid.engine import refusals, rules
 
 ON = ("--hybrid-mem", "S1")
@@ -292,6 +293,29 @@ def test_model_not_served(architecture: str, config: dict[str, Any], tmp_path: P
     said = sentence("--model-path", model, *ON)
     assert architecture in said
     assert "FalconH1ForCausalLM" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--hybrid-mem S1 --hybrid-grid 15", r"cuts a head of 32 rows .*use 'triton'"),
+        ("--hybrid-mem S1 --hybrid-grid 16", None),
+        ("--hybrid-mem S0", None),
+    ],
+)
+def test_flashinfer_needs_whole_heads_a_page(
+    flags: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the device were there: what is left is the page format."""
+    monkeypatch.setattr(refusals, "why_not", lambda name, device: None)
+    write_demo_model(tmp_path, vocab=512, context=4096)
+    argv = ("--model-path", str(tmp_path), *flags.split(), "--hybrid-kernels", "flashinfer")
+    if reason is None:
+        resolved(*argv, "--skip-tokenizer-init")
+    else:
+        said = sentence(*argv)
+        assert said.startswith("--hybrid-kernels flashinfer is not served with --hybrid-mem S1: ")
+        assert re.search(reason, said)
 
 
 def test_post_capture_sizing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

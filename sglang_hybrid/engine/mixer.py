@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
-from sglang_hybrid import kernels
+from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.page_maps import DecodeMaps, ExtendMaps, PageMapMetadata
+from sglang_hybrid.kernels import choose
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+logger = logging.getLogger(__name__)
+
 
 class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
-    """Stock backend with page maps for metadata and our own mixer routine over `kernels`."""
+    """Stock backend with page maps for metadata and our own mixer routine over a route of `kernels`."""
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self.attach(model_runner)
+        self.route = choose(settings().kernels, self.device)
+        logger.info("Recurrent state goes through %s kernels.", self.route.name)
 
     # -- forward ----------------------------------------------------------------------------
 
@@ -78,7 +84,7 @@ class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
     def _decode(
         self, mixer: MambaMixer2, layer: int, conv_in: torch.Tensor, dt: torch.Tensor, maps: DecodeMaps
     ) -> torch.Tensor:
-        conv_out = kernels.conv_update(
+        conv_out = self.route.conv_update(
             self.convs[layer],
             maps.src_lines,
             maps.dst_lines,
@@ -88,7 +94,7 @@ class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
             activation=mixer.activation,
         )
         x, b, c = self._split(mixer, conv_out)
-        y = kernels.state_update(
+        y = self.route.state_update(
             self.states[layer],
             maps.src_pages,
             maps.dst_pages,
@@ -106,19 +112,21 @@ class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
     def _extend(
         self, mixer: MambaMixer2, layer: int, conv_in: torch.Tensor, dt: torch.Tensor, maps: ExtendMaps
     ) -> torch.Tensor:
-        state, conv = self.states[layer], self.convs[layer]
-        conv_out, windows = kernels.causal_conv(
+        conv_out = self.route.paged_conv(
+            self.convs[layer],
+            maps.src_lines,
+            maps.dst_lines,
             conv_in,
             mixer.conv1d.weight.squeeze(1),
             mixer.conv1d.bias,
             maps.segments,
             activation=mixer.activation,
-            windows=kernels.read_windows(conv, maps.src_lines),
-            window_dtype=conv.lines.dtype,
         )
-        kernels.write_windows(conv, maps.dst_lines, windows)
         x, b, c = self._split(mixer, conv_out)
-        y, states = kernels.ssd_scan(
+        y = self.route.paged_scan(
+            self.states[layer],
+            maps.src_pages,
+            maps.dst_pages,
             x,
             dt,
             mixer.A,
@@ -128,8 +136,5 @@ class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
             d=mixer.D,
             dt_bias=mixer.dt_bias,
             dt_softplus=True,
-            initial_states=kernels.read_states(state, maps.src_pages),
-            state_dtype=state.rows.dtype,
         )
-        kernels.write_states(state, maps.dst_pages, states)
         return y.flatten(1)

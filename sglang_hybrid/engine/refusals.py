@@ -25,12 +25,13 @@ from sglang_hybrid.engine.args import (
 )
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, only, positive, refuse, unset
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, UNIT_TOKENS, GeometryError, native_grid
+from sglang_hybrid.kernels import KernelError, why_not
+from sglang_hybrid.kernels.flashinfer_state_update import need_whole_heads
 from sglang_hybrid.pools import factory
 
 BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
 RECOMMENDED = "S1"
 """The organization a sentence proposes to somebody who named none."""
-BUILT_KERNELS = ("auto", "torch")
 ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3", "torch_native")
 PAGE_TABLE_BACKENDS = ("fa3",)
 """Compute a page id as slot // page size; S0's slots have gaps, a page there holds more rows than a block."""
@@ -62,11 +63,13 @@ def _organization(facts: Facts) -> str | None:
 
 
 def _kernels(facts: Facts) -> str | None:
-    value = facts.given("hybrid_kernels")
-    if value is None or value in BUILT_KERNELS:
+    value, device = facts.given("hybrid_kernels"), facts.now("device") or "cpu"
+    if value is None:
         return None
-    state = "not built yet" if value in KERNELS else "unknown"
-    return f"--hybrid-kernels {value} is {state}; legal: {', '.join(BUILT_KERNELS)}."
+    if value not in KERNELS:
+        return f"--hybrid-kernels {value} is unknown; legal: {', '.join(KERNELS)}."
+    reason = why_not(value, device)
+    return reason and f"--hybrid-kernels {value} is not served here: {reason}."
 
 
 def _page_size(facts: Facts) -> str | None:
@@ -253,7 +256,8 @@ def _layout(facts: Facts) -> str | None:
     )
     try:
         with get_parallel().override(attn_tp_size=facts.now("tp_size") // facts.now("attn_dp_size")):
-            model = build.state_shape(rank).geometry(*build.layer_sets(rank))
+            shape = build.state_shape(rank)
+            model = shape.geometry(*build.layer_sets(rank))
         grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, build.scan_chunk(rank))
         ample = AMPLE_PIECES * model.arenas * (grid * model.kv_row_bytes + model.checkpoint_bytes)
         budget, options = facts.given("hybrid_budget_bytes"), organization_options(facts.record)
@@ -261,9 +265,15 @@ def _layout(facts: Facts) -> str | None:
             options.pop("attention_share", None)  # of bytes that are not known yet, any share may do
         share = options.get("attention_share", DEFAULT_ATTENTION_SHARE)
         ample = int(ample / max(min(share, 1 - share), LEAST_SHARE))
-        factory.make_organization(facts.mem, model, grid, min(budget or ample, ample), **options)
+        organization = factory.make_organization(
+            facts.mem, model, grid, min(budget or ample, ample), **options
+        )
+        if facts.given("hybrid_kernels") == "flashinfer":
+            need_whole_heads(shape, organization)
     except GeometryError as error:
         return f"{error} (--hybrid-mem {facts.mem}, --model-path {facts.now('model_path')})."
+    except KernelError as error:
+        return f"--hybrid-kernels flashinfer is not served with --hybrid-mem {facts.mem}: {error}."
     return None
 
 

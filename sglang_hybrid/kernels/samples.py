@@ -18,6 +18,7 @@ from sglang_hybrid.kernels.launch import Launch
 from sglang_hybrid.kernels.segments import plan_segments
 from sglang_hybrid.kernels.triton_checkpoint_io import plan_move
 from sglang_hybrid.kernels.triton_conv_update import plan_conv_update
+from sglang_hybrid.kernels.triton_paged_conv import plan_paged_conv
 from sglang_hybrid.kernels.triton_paged_scan import plan_paged_scan
 from sglang_hybrid.kernels.triton_state_update import plan_state_update
 from sglang_hybrid.pools.arena import Arenas, StateShape
@@ -167,15 +168,31 @@ def conv_sample(mixer: Mixer, memory: str, dtype: torch.dtype) -> Sample:
     return Sample(launch, tuple(cell.arenas.state_buffers), 2 * BATCH * mixer.channels * 3 * dtype.itemsize)
 
 
+def paged_conv_sample(mixer: Mixer, memory: str, dtype: torch.dtype, gather: bool) -> Sample:
+    """The gather or the convolution of `paged_conv`: 10 tokens that pass a boundary, two emissions."""
+    cell = make_cell(mixer, memory, BF16, conv_dtype=dtype)
+    tokens, begin, grid = 10, 508, 512
+    segments = plan_segments([0, tokens], [begin], grid)
+    row = torch.randn(tokens, mixer.inner + mixer.channels + mixer.heads).to(BF16)
+    launches = plan_paged_conv(
+        cell.arenas.conv(cell.layer), cell.src_line, torch.cat([cell.dst_line, cell.src_line]),
+        row[:, mixer.inner : mixer.inner + mixer.channels],
+        torch.randn(mixer.channels, 4).to(BF16), torch.randn(mixer.channels).to(BF16), segments,
+        torch.empty(tokens, mixer.channels, dtype=BF16),
+    )  # fmt: skip
+    launches[1].args["windows"].zero_()
+    window = mixer.channels * 3 * dtype.itemsize
+    state = tuple(cell.arenas.state_buffers)
+    return Sample(launches[0], state, window) if gather else Sample(launches[1], state, 2 * window)
+
+
 def move_sample(memory: str, copy: bool) -> Sample:
     """Copy or poison of a checkpoint of Falcon-H1-7B in one arena."""
     cell = make_cell(FALCON_H1_7B, memory, BF16)
     table = ArenaTable(cell.arenas.state_buffers)
     spans = CheckpointSpans.of(cell.organization.layout(), cell.organization.model)
     if copy:
-        launch = plan_move(
-            spans, table, cell.dst_map, cell.dst_line, table, cell.src_map, cell.src_line
-        )
+        launch = plan_move(spans, table, cell.dst_map, cell.dst_line, table, cell.src_map, cell.src_line)
     else:
         launch = plan_move(spans, table, cell.dst_map, cell.dst_line, fill="poison")
     floor = (2 if copy else 1) * BATCH * cell.organization.model.checkpoint_bytes
@@ -192,14 +209,16 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "state_update Falcon-H1-7B S1 bf16, rows cut by pages": partial(
         state_sample, FALCON_H1_7B, "S1", BF16, 500
     ),
-    "state_update Nemotron-Nano-9B-v2 TP4 S1 fp32": partial(
-        state_sample, NEMOTRON_NANO_9B_TP4, "S1", FP32
-    ),
+    "state_update Nemotron-Nano-9B-v2 TP4 S1 fp32": partial(state_sample, NEMOTRON_NANO_9B_TP4, "S1", FP32),
     "state_update Qwen3-Next shape S1 fp32": partial(state_sample, QWEN3_NEXT, "S1", FP32),
     "conv_update Falcon-H1-7B S1 bf16": partial(conv_sample, FALCON_H1_7B, "S1", BF16),
     "conv_update Falcon-H1-7B S2 bf16": partial(conv_sample, FALCON_H1_7B, "S2", BF16),
     "conv_update Falcon-H1-7B S0 bf16": partial(conv_sample, FALCON_H1_7B, "S0", BF16),
     "conv_update Falcon-H1-7B S2 fp32": partial(conv_sample, FALCON_H1_7B, "S2", FP32),
+    "paged_conv Falcon-H1-7B S2 bf16, gather": partial(paged_conv_sample, FALCON_H1_7B, "S2", BF16, True),
+    "paged_conv Falcon-H1-7B S2 fp32, gather": partial(paged_conv_sample, FALCON_H1_7B, "S2", FP32, True),
+    "paged_conv Falcon-H1-7B S2 bf16": partial(paged_conv_sample, FALCON_H1_7B, "S2", BF16, False),
+    "paged_conv Falcon-H1-7B S1 fp32": partial(paged_conv_sample, FALCON_H1_7B, "S1", FP32, False),
     "paged_scan Falcon-H1-7B TP8 S1 bf16": partial(scan_sample, FALCON_H1_7B_TP8, "S1", BF16),
     "paged_scan Nemotron-Nano-9B-v2 TP8 S1 fp32": partial(scan_sample, NEMOTRON_NANO_9B_TP8, "S1", FP32),
     "paged_scan Falcon-H1-7B TP8 S1 fp32, inputs too": partial(

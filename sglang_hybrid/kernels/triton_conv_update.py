@@ -11,6 +11,8 @@ the sink page: like the invalid line it is neither read nor written.
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -36,6 +38,64 @@ def inside(
         return group < size // V
     else:
         return element < size
+
+
+@triton.jit
+def read_window(
+    line: tl.tensor,
+    g: tl.tensor,
+    wanted: tl.tensor,
+    channels: tl.tensor,
+    channel_stride: tl.tensor,
+    tap_stride: tl.tensor,
+    MEMORY: tl.constexpr,
+    V: tl.constexpr,
+    EVEN: tl.constexpr,
+    PACKED: tl.constexpr,
+) -> tl.tuple:
+    """Taps of groups `g` of a line: V x MEMORY tensors [groups], channel by channel; zeros if not wanted."""
+    window = ()
+    if PACKED:
+        # Word j of a group: elements j V to j V + V - 1 of its V x MEMORY taps.
+        group, lane = g[:, None], tl.arange(0, V)[None, :]
+        for j in tl.static_range(MEMORY):
+            at = group * (V * MEMORY) + j * V + lane
+            mask = inside(at, group, channels * MEMORY, V * MEMORY, EVEN) & wanted
+            window = window + columns(read_state(line + at, mask), V)
+    else:
+        for i in tl.static_range(V):
+            for k in tl.static_range(MEMORY):
+                at = (g * V + i) * channel_stride + k * tap_stride
+                window = window + (read_state(line + at, (g * V + i < channels) & wanted),)
+    return window
+
+
+@triton.jit
+def write_window(
+    line: tl.tensor,
+    window: tl.tuple,
+    g: tl.tensor,
+    wanted: tl.tensor,
+    channels: tl.tensor,
+    channel_stride: tl.tensor,
+    tap_stride: tl.tensor,
+    MEMORY: tl.constexpr,
+    V: tl.constexpr,
+    EVEN: tl.constexpr,
+    PACKED: tl.constexpr,
+) -> None:
+    """The reverse of `read_window`; nothing is written if not wanted."""
+    if PACKED:
+        group, lane = g[:, None], tl.arange(0, V)[None, :]
+        for j in tl.static_range(MEMORY):
+            at = group * (V * MEMORY) + j * V + lane
+            mask = inside(at, group, channels * MEMORY, V * MEMORY, EVEN) & wanted
+            write_state(line + at, tile_of(window[j * V : (j + 1) * V], V), mask)
+    else:
+        for i in tl.static_range(V):
+            for k in tl.static_range(MEMORY):
+                at = (g * V + i) * channel_stride + k * tap_stride
+                write_state(line + at, window[i * MEMORY + k], (g * V + i < channels) & wanted)
 
 
 @triton.jit(do_not_specialize_on_alignment=["src_line", "dst_line"])
@@ -74,18 +134,7 @@ def conv_update_kernel(
     src = lines + source * line_units * LINE_UNIT
     dst = lines + target * line_units * LINE_UNIT
 
-    window = ()
-    if PACKED:
-        # Word j of a group: elements j V to j V + V - 1 of its V x MEMORY taps.
-        for j in tl.static_range(MEMORY):
-            at = group * (V * MEMORY) + j * V + lane
-            mask = inside(at, group, channels * MEMORY, V * MEMORY, EVEN) & (source > 0)
-            window = window + columns(read_state(src + at, mask), V)
-    else:
-        for i in tl.static_range(V):
-            for k in tl.static_range(MEMORY):
-                at = (g * V + i) * channel_stride + k * tap_stride
-                window = window + (read_state(src + at, (g * V + i < channels) & (source > 0)),)
+    window = read_window(src, g, source > 0, channels, channel_stride, tap_stride, MEMORY, V, EVEN, PACKED)
     taps = ()
     for j in tl.static_range(WIDTH):
         at = group * (V * WIDTH) + j * V + lane
@@ -112,16 +161,43 @@ def conv_update_kernel(
             shifted = shifted + (window[i * MEMORY + k],)
         shifted = shifted + (token[i].to(lines.dtype.element_ty),)
     tl.store(y + request * y_units * Y_UNIT + channel, tile_of(outs, V).to(y.dtype.element_ty), mask=mask)
-    if PACKED:
-        for j in tl.static_range(MEMORY):
-            at = group * (V * MEMORY) + j * V + lane
-            mask = inside(at, group, channels * MEMORY, V * MEMORY, EVEN) & (target > 0)
-            write_state(dst + at, tile_of(shifted[j * V : (j + 1) * V], V), mask)
-    else:
-        for i in tl.static_range(V):
-            for k in tl.static_range(MEMORY):
-                at = (g * V + i) * channel_stride + k * tap_stride
-                write_state(dst + at, shifted[i * MEMORY + k], (g * V + i < channels) & (target > 0))
+    write_window(dst, shifted, g, target > 0, channels, channel_stride, tap_stride, MEMORY, V, EVEN, PACKED)
+
+
+def conv_args(
+    view: ConvView,
+    src_line: torch.Tensor,
+    dst_line: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    activation: str | None,
+) -> dict[str, Any]:
+    """Named arguments that the conv kernels share; `y` contiguous, the rest as in the operation.
+
+    Parameters of a model are contiguous, and channels of x lie side by side; anything else is copied.
+    """
+    lines = view.lines
+    need_dtype("conv lines", lines, LINE_DTYPES)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    channels = x.shape[1]
+    word = WORD_BYTES // lines.element_size()
+    line_unit = vector(lines.element_size(), lines.stride(0))
+    x_unit, y_unit = (vector(t.element_size(), t.stride(0)) for t in (x, y))
+    memory = lines.shape[2]
+    return {
+        "lines": lines, "src_line": src_line, "dst_line": dst_line,
+        "x": x, "weight": weight.contiguous(), "bias": None if bias is None else bias.contiguous(), "y": y,
+        "channels": channels, "line_units": lines.stride(0) // line_unit,
+        "channel_stride": lines.stride(1), "tap_stride": lines.stride(2),
+        "src_stride": src_line.stride(0), "dst_stride": dst_line.stride(0),
+        "x_units": x.stride(0) // x_unit, "y_units": y.stride(0) // y_unit,
+        "MEMORY": memory, "V": word, "EVEN": channels % word == 0,
+        "PACKED": lines.stride()[1:] == (memory, 1),
+        "LINE_UNIT": line_unit, "X_UNIT": x_unit, "Y_UNIT": y_unit,
+        "SILU": activation is not None, "GROUPS": min(32, power_of_two(-(-channels // word))),
+    }  # fmt: skip
 
 
 def plan_conv_update(
@@ -136,32 +212,12 @@ def plan_conv_update(
     activation: str | None = "silu",
 ) -> Launch:
     """The launch of `conv_update` into a contiguous `y` [B, C]; B is at least 1."""
-    width = check_conv(view, src_line, x, weight, bias, activation)
+    check_conv(view, src_line, x, weight, bias, activation)
     need_lines(view, src_line)
     need_lines(view, dst_line, x.shape[0])
-    lines = view.lines
-    need_dtype("conv lines", lines, LINE_DTYPES)
-    # Parameters of a model are contiguous; anything else is copied once a call.
-    x = x if x.stride(1) == 1 else x.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    batch, channels = x.shape
-    word = WORD_BYTES // lines.element_size()
-    line_unit = vector(lines.element_size(), lines.stride(0))
-    x_unit, y_unit = (vector(t.element_size(), t.stride(0)) for t in (x, y))
-    groups = min(32, power_of_two(-(-channels // word)))
-    args = {
-        "lines": lines, "src_line": src_line, "dst_line": dst_line,
-        "x": x, "weight": weight.contiguous(), "bias": bias, "y": y, "channels": channels,
-        "line_units": lines.stride(0) // line_unit,
-        "channel_stride": lines.stride(1), "tap_stride": lines.stride(2),
-        "src_stride": src_line.stride(0), "dst_stride": dst_line.stride(0),
-        "x_units": x.stride(0) // x_unit, "y_units": y.stride(0) // y_unit,
-        "MEMORY": width - 1, "V": word, "EVEN": channels % word == 0,
-        "PACKED": lines.stride()[1:] == (width - 1, 1),
-        "LINE_UNIT": line_unit, "X_UNIT": x_unit, "Y_UNIT": y_unit,
-        "SILU": activation is not None, "GROUPS": groups,
-    }  # fmt: skip
-    return Launch(conv_update_kernel, (-(-channels // (groups * word)), batch), args, warps=1)
+    args = conv_args(view, src_line, dst_line, x, weight, bias, y, activation)
+    grid = (-(-x.shape[1] // (args["GROUPS"] * args["V"])), x.shape[0])
+    return Launch(conv_update_kernel, grid, args, warps=1)
 
 
 def conv_update(

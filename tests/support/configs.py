@@ -178,6 +178,14 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ("d0", 48, 32, (), {}),
             )
         ),
+        # The Triton kernels, interpreted: a millisecond a program, so a few tokens.
+        ServerConfig(
+            "triton",
+            organization="S2",
+            memory=Memory(tokens=1024, spare=32),
+            flags=("--hybrid-kernels", "triton"),
+            env={"TRITON_INTERPRET": "1"},
+        ),
         # A public server: default budget, long vocabulary, tokenizer and chat template.
         ServerConfig(
             "public",

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from tests.support import triton_arenas, triton_checkpoints, triton_conv, triton_scan, triton_state
+from tests.support import (
+    triton_arenas,
+    triton_checkpoints,
+    triton_conv,
+    triton_paged_conv,
+    triton_scan,
+    triton_state,
+)
 from tests.support.interpreted import Check, main
 
 TABLES = {
     "state": triton_state,
     "conv": triton_conv,
+    "prefill conv": triton_paged_conv,
     "scan": triton_scan,
     "checkpoints": triton_checkpoints,
     "arenas": triton_arenas,
