@@ -1,4 +1,5 @@
 # make serve   a server on 127.0.0.1:30000     make serve MODEL=DIR HYBRID=S1 ARGS="--hybrid-grid 64"
+# make gpu     the kernels' tables on a GPU, then their bench
 # make test    ruff, mypy and every test       make test TESTS=tests/engine PYTEST="-x -k chat"
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
@@ -16,11 +17,11 @@ WORKERS ?= 2
 STAMP := $(VENV)/.sglang-hybrid-$(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-16)
 BIN   := $(VENV)/bin
 
-.PHONY: help venv serve test lint types tests clean
+.PHONY: help venv serve test lint types tests gpu clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,2s/^# //p' Makefile
+	@sed -n '1,3s/^# //p' Makefile
 
 venv: $(STAMP)
 
@@ -61,6 +62,11 @@ test: $(STAMP)
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory types
 	$(MAKE) --no-print-directory tests
+
+gpu: $(STAMP)
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(BIN)/python -m pytest -n 0 -m gpu tests && $(BIN)/python -m bench.kernels; \
+	else echo 'No CUDA device is visible, so the GPU tests and the kernel bench were skipped.'; fi
 
 clean:
 	rm -rf $(DEMO) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,18 +14,18 @@ from tests.support.flashinfer_stand_in import stand_in
 from tests.support.interpreted import norm_error, tolerance
 from tests.support.paged_state import Case, Pages, state_of
 from tests.support.recurrence import MixerInputs, scan
-from tests.support.triton_state import inputs_of, untouched
+from tests.support.triton_state import inputs_of, on, untouched
 
-BASE = Case(batch=3, heads=4, groups=2, dim=16, size=32, rows_per_page=32)
+BASE = Case(batch=3, heads=4, groups=2, dim=64, size=64, rows_per_page=128)
 BF16 = torch.bfloat16
 TABLE = {
     "S1: two members of two heads": (BASE, 2),
-    "S0 and D0: one member": (replace(BASE, rows_per_page=64), 1),
-    "one member with rows to spare": (replace(BASE, rows_per_page=100), 1),
+    "S0 and D0: one member": (replace(BASE, rows_per_page=256), 1),
+    "one member with rows to spare": (replace(BASE, rows_per_page=300), 1),
     "a group over two members": (replace(BASE, groups=1), 2),
-    "a member a head": (replace(BASE, rows_per_page=16), 4),
+    "a member a head": (replace(BASE, rows_per_page=64), 4),
     "three members, the last half full": (replace(BASE, heads=5, groups=1), 3),
-    "second stripe, aligned": (replace(BASE, first_row=48, groups=1), 3),
+    "second stripe, aligned": (replace(BASE, first_row=192, groups=1), 3),
     "bare": (replace(BASE, extras=False), 2),
     "bf16": (replace(BASE, stored=BF16), 2),
     "int64 maps": (replace(BASE, index=torch.int64), 2),
@@ -41,17 +41,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def step(pages: Pages, source: torch.Tensor, target: torch.Tensor, inputs: MixerInputs) -> torch.Tensor:
-    return state_update(
-        pages.view, source, target, inputs.x, inputs.dt, inputs.a, inputs.b, inputs.c,
+    """The route on the device of `inputs`; pages and maps go there and back."""
+    device = inputs.x.device
+    arena = pages.arena.to(device)
+    y = state_update(
+        pages.view._replace(rows=arena[:, : pages.case.rows_per_page]), source.to(device), target.to(device),
+        inputs.x, inputs.dt, inputs.a, inputs.b, inputs.c,
         d=inputs.d, z=inputs.z, dt_bias=inputs.dt_bias, dt_softplus=True,
     )  # fmt: skip
+    pages.arena.copy_(arena)
+    return y.cpu()
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_equals_the_recurrence(name: str, calls: list[dict[str, Any]]) -> None:
-    """Forked, in place, and a padding row; one call a member."""
-    case, launches = TABLE[name]
-    pages, inputs = Pages(case), inputs_of(case, "cpu")
+def equals_the_recurrence(case: Case, device: str) -> None:
+    """Forked, in place, and a padding row."""
+    pages, inputs = Pages(case), inputs_of(case, device)
     states = [state_of(case) for _ in range(2)]
     source, target = pages.maps[:3].clone(), pages.maps[3:].clone()
     target[1] = source[1]
@@ -61,22 +65,37 @@ def test_equals_the_recurrence(name: str, calls: list[dict[str, Any]]) -> None:
     before = pages.arena.clone()
     y = step(pages, source, target, inputs)
     for row, state in enumerate(states):
-        want_y, want = scan(inputs.part(row, row + 1), state, case.stored)
+        want_y, want = scan(on("cpu", inputs).part(row, row + 1), state, case.stored)
         assert norm_error(y[row], want_y[0]) < tolerance(case.stored)
         assert norm_error(pages.get(target[row]), want[0]) < tolerance(case.stored)
     assert bool(y.isfinite().all()), "a padding row must stay finite"
     assert untouched(pages, before, [target[0], target[1]])
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_equals_the_recurrence(name: str, calls: list[dict[str, Any]]) -> None:
+    """One call a member."""
+    case, launches = TABLE[name]
+    equals_the_recurrence(case, "cpu")
     assert len(calls) == launches
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
+@pytest.mark.parametrize("name", TABLE if torch.cuda.is_available() else [*TABLE][:1])
+def test_on_the_gpu(name: str) -> None:
+    """FlashInfer itself."""
+    equals_the_recurrence(TABLE[name][0], "cuda")
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (replace(BASE, rows_per_page=24), "page of 24 rows cuts a head of 16 rows .*, needs whole heads"),
-        (replace(BASE, first_row=8), "this layer begins at row 8.*use 'triton'"),
-        (replace(BASE, heads=6, rows_per_page=48, groups=3), "heads 0 to 2, which cuts a group of 2 heads"),
-        (replace(BASE, size=24), "heads hold 16 rows of 24 elements"),
-        (replace(BASE, dim=8, rows_per_page=16), "heads hold 8 rows of 32 elements, needs a multiple of 16"),
+        (replace(BASE, rows_per_page=96), "page of 96 rows cuts a head of 64 rows .*, needs whole heads"),
+        (replace(BASE, first_row=32), "this layer begins at row 32.*use 'triton'"),
+        (replace(BASE, heads=6, rows_per_page=192, groups=3), "heads 0 to 2, which cuts a group of 2 heads"),
+        (replace(BASE, size=32), "heads hold 64 rows of 32 elements, needs 64 or 128 rows of 64, 128, 256"),
+        (replace(BASE, dim=80, rows_per_page=160), "heads hold 80 rows of 64 elements"),
     ],
 )
 def test_what_does_not_align_is_refused(case: Case, message: str, calls: list[dict[str, Any]]) -> None:

@@ -12,7 +12,6 @@ from tests.support.arguments import kept_process, parse, resolved, view, write_c
 
 pytest.importorskip("sglang")
 
-from sglang_hybrid.cli.demo_model import write_demo_model
 from sglang_hybrid.engine import refusals, rules
 
 ON = ("--hybrid-mem", "S1")
@@ -298,7 +297,7 @@ def test_model_not_served(architecture: str, config: dict[str, Any], tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--hybrid-mem S1 --hybrid-grid 15", r"cuts a head of 32 rows .*use 'triton'"),
+        ("--hybrid-mem S1 --hybrid-grid 15", r"cuts a head of 64 rows .*use 'triton'"),
         ("--hybrid-mem S1 --hybrid-grid 16", None),
         ("--hybrid-mem S0", None),
     ],
@@ -308,8 +307,8 @@ def test_flashinfer_needs_whole_heads_a_page(
 ) -> None:
     """As if the device were there: what is left is the page format."""
     monkeypatch.setattr(refusals, "why_not", lambda name, device: None)
-    write_demo_model(tmp_path, vocab=512, context=4096)
-    argv = ("--model-path", str(tmp_path), *flags.split(), "--hybrid-kernels", "flashinfer")
+    model = write_config(tmp_path, mamba_d_head=64, mamba_d_ssm=6 * 64)
+    argv = ("--model-path", model, *flags.split(), "--hybrid-kernels", "flashinfer")
     if reason is None:
         resolved(*argv, "--skip-tokenizer-init")
     else:

@@ -21,6 +21,9 @@ from sglang_hybrid.pools.arena import StateShape
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.pools.views import NO_LINE, StateView
 
+DIMS, SIZES = (64, 128), (64, 128, 256)
+"""What all its kernels take: each is compiled for the sizes at hand, whichever of them is then launched."""
+
 
 class Part(NamedTuple):
     """Heads `first` to `end` of a layer: from `row` on in the pages of `member`; the groups they use."""
@@ -36,16 +39,16 @@ def parts_of(view: StateView, groups: int) -> list[Part]:
     """One launch each.
 
     Raises `KernelError` where a page cuts a head or a group of B and C, and for sizes that FlashInfer's
-    kernels do not divide.
+    kernels do not take.
     """
     heads, dim, size = view.heads, view.head_dim, view.state_size
     page_bytes = view.rows.stride(0) * view.rows.element_size()
     if page_bytes % WORD_BYTES:
         raise KernelError(f"pages lie {page_bytes} bytes apart, needs whole {WORD_BYTES}; use 'triton'")
-    if dim % 16 or size % 32 or not 32 <= size <= 256:
+    if dim not in DIMS or size not in SIZES:
         raise KernelError(
-            f"heads hold {dim} rows of {size} elements, needs a multiple of 16 rows of 32 to 256 elements in "
-            "steps of 32; use 'triton'"
+            f"heads hold {dim} rows of {size} elements, needs {' or '.join(map(str, DIMS))} rows of "
+            f"{', '.join(map(str, SIZES))}; use 'triton'"
         )
     ratio, parts, done = heads // groups, [], 0
     for member, low, high in member_runs(view):

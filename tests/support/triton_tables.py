@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support import (
     triton_arenas,
+    triton_bench,
     triton_checkpoints,
     triton_conv,
     triton_paged_conv,
@@ -19,6 +20,7 @@ TABLES = {
     "scan": triton_scan,
     "checkpoints": triton_checkpoints,
     "arenas": triton_arenas,
+    "bench": triton_bench,
 }
 
 
