@@ -1,7 +1,7 @@
 """Which pages a forward reads and writes: the metadata half of every state backend of ours.
 
-Maps are gathered once a forward, at metadata preparation, into buffers that the layers share; a
-captured decode graph refers to the same static buffers.
+Maps are gathered once a forward, at metadata preparation.  Those of a decode step go into static buffers,
+which a captured graph refers to: preparing one allocates nothing and waits for nothing.
 """
 
 from __future__ import annotations
@@ -58,40 +58,41 @@ class PageMapMetadata:
         for layer, index in requests.mamba_map.items():
             self.states[layer] = requests.arenas.state(index)
             self.convs[layer] = requests.arenas.conv(index)
-        self._static: DecodeMaps | None = None
+        self._static = self._buffers(requests.maps.src_pages.shape[0])
 
     # -- metadata ---------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         if forward_batch.forward_mode.is_decode_or_idle():
-            self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices, None)
+            self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices)
         else:
             self.forward_metadata = self._extend_maps(forward_batch)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Static buffers that a captured decode graph reads."""
-        maps = self.requests.maps
-        self._static = DecodeMaps(
-            *(
-                torch.zeros((max_bs, *table.shape[1:]), dtype=torch.int32, device=self.device)
-                for table in (maps.src_pages, maps.src_lines, maps.dst_pages, maps.dst_lines)
-            )
-        )
+        """Before capture: a padded batch may have more rows than there are requests."""
+        if max_bs > self._static.src_lines.shape[0]:
+            self._static = self._buffers(max_bs)
 
     def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool = False) -> None:
-        self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices, self._static)
+        self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices)
 
     def shared_read_ends(self, fm: Any) -> SharedReadEnds:
         """The tables are read at metadata preparation only."""
         return SharedReadEnds.PRE_REPLAY
 
-    def _decode_maps(self, rows: torch.Tensor, out: DecodeMaps | None) -> DecodeMaps:
+    def _tables(self) -> tuple[torch.Tensor, ...]:
+        """By request row, in the order of `DecodeMaps`."""
         maps = self.requests.maps
-        tables = (maps.src_pages, maps.src_lines, maps.dst_pages, maps.dst_lines)
-        if out is None:
-            return DecodeMaps(*(table.index_select(0, rows) for table in tables))
-        views = DecodeMaps(*(buffer[: rows.shape[0]] for buffer in out))
-        for table, view in zip(tables, views, strict=True):
+        return maps.src_pages, maps.src_lines, maps.dst_pages, maps.dst_lines
+
+    def _buffers(self, rows: int) -> DecodeMaps:
+        """One row a request of the largest batch."""
+        return DecodeMaps(*(table.new_empty((rows, *table.shape[1:])) for table in self._tables()))
+
+    def _decode_maps(self, rows: torch.Tensor) -> DecodeMaps:
+        """Gathered on the stream of the forward, which reads them before the next is prepared there."""
+        views = DecodeMaps(*(buffer[: rows.shape[0]] for buffer in self._static))
+        for table, view in zip(self._tables(), views, strict=True):
             torch.index_select(table, 0, rows, out=view)
         return views
 

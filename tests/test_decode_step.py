@@ -1,0 +1,202 @@
+"""A decode step allocates nothing and waits for nothing: its operations, traced one by one.
+
+A captured graph takes the layers' outputs from its own memory; traced is what runs between two replays, and
+what a layer does under capture.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sglang_hybrid.engine.mixer import HybridMamba2Backend
+from sglang_hybrid.engine.requests import GridRequests, PageMaps
+from sglang_hybrid.kernels import choose
+from sglang_hybrid.kernels.launch import Launch
+from sglang_hybrid.kernels.samples import Mixer, make_cell
+
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "transfer")
+"""Operations whose result the host needs, or that move data between host and device."""
+ROWS = 5
+MIXER = Mixer(heads=4, dim=8, size=32, groups=1, kv_heads=1, kv_dim=8)
+
+
+class Trace(TorchDispatchMode):
+    """Records every operation and every storage that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+        self.made: list[torch.Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name, inputs = str(func.overloadpacket.__name__), tensors((args, kwargs))
+        if name in ("index", "index_put", "index_put_") and any(t.dtype == torch.bool for t in inputs[1:]):
+            name = "nonzero"  # what a mask as an index becomes, inside
+        if len({tensor.device for tensor in (*inputs, *tensors(result))}) > 1:
+            name = "transfer"
+        self.operations.append(name)
+        given = {storage(tensor) for tensor in inputs}
+        self.made += [tensor for tensor in tensors(result) if storage(tensor) not in given]
+        return result
+
+    def waits(self) -> list[str]:
+        """Operations that wait."""
+        return [name for name in self.operations if any(name.startswith(wait) for wait in WAITS)]
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def backend(route: str) -> Any:
+    """The mixer's backend over an arena of S2, without a model runner."""
+    cell = make_cell(MIXER, "S2", torch.float32, grid=512, batch=ROWS, conv_dtype=torch.float32)
+    requests = object.__new__(GridRequests)
+    requests.arenas, requests.mamba_map = cell.arenas, {0: 0}
+    requests.maps = PageMaps(ROWS, cell.src_map.shape[1], "cpu")
+    requests.maps.src_pages.copy_(cell.src_map)
+    requests.maps.dst_pages.copy_(cell.dst_map)
+    requests.maps.src_lines.copy_(cell.src_line)
+    requests.maps.dst_lines.copy_(cell.dst_line)
+    made = object.__new__(HybridMamba2Backend)
+    made.device = "cpu"
+    made.attach(SimpleNamespace(req_to_token_pool=requests))
+    made.route = choose(route, "cuda")
+    return made
+
+
+def batch(*rows: int) -> Any:
+    """What metadata preparation reads of a decode batch."""
+    return SimpleNamespace(
+        req_pool_indices=torch.tensor(rows), forward_mode=SimpleNamespace(is_decode_or_idle=lambda: True)
+    )
+
+
+@pytest.mark.parametrize("prepare", ["init_forward_metadata", "init_forward_metadata_out_graph"])
+def test_metadata_goes_into_static_buffers(prepare: str) -> None:
+    """Eager and captured alike; the buffers keep their place from one step to the next."""
+    made = backend("torch")
+    places = []
+    for rows in ((2, 4), (3, 1), (1, 0, 0)):
+        step = batch(*rows)
+        with Trace() as trace:
+            getattr(made, prepare)(step)
+        assert not trace.made and not trace.waits(), trace.operations
+        for table, view in zip(made._tables(), made.forward_metadata, strict=True):
+            assert torch.equal(view, table[list(rows)])
+        places.append([view.data_ptr() for view in made.forward_metadata])
+    assert places[0] == places[1] == places[2]
+
+
+def test_a_larger_captured_batch_gets_larger_buffers() -> None:
+    made = backend("torch")
+    made.init_cuda_graph_state(2 * ROWS, 2 * ROWS)
+    made.init_forward_metadata_out_graph(batch(*[1] * 2 * ROWS), in_capture=True)
+    kept = made.forward_metadata.src_lines.data_ptr()
+    made.init_cuda_graph_state(ROWS, ROWS)
+    made.init_forward_metadata_out_graph(batch(1))
+    assert made.forward_metadata.src_lines.data_ptr() == kept
+
+
+def mixer() -> Any:
+    """The parameters that a decode step reads of a MambaMixer2."""
+    return SimpleNamespace(
+        tp_size=1, intermediate_size=MIXER.inner, groups_ssm_state_size=MIXER.size, n_groups=1,
+        head_dim=MIXER.dim, activation="silu", A=-torch.rand(4), D=torch.rand(4), dt_bias=torch.rand(4),
+        conv1d=SimpleNamespace(weight=torch.rand(MIXER.channels, 1, 4), bias=torch.rand(MIXER.channels)),
+    )  # fmt: skip
+
+
+def layer(route: str) -> tuple[Trace, list[Launch]]:
+    """The operations and launches of a layer's decode step; the launches are not run."""
+    made, given = backend(route), mixer()
+    made.init_forward_metadata_out_graph(batch(1, 2, 0))
+    row = torch.randn(3, MIXER.inner + MIXER.channels + MIXER.heads)
+    _, conv_in, dt = torch.split(row, [MIXER.inner, MIXER.channels, MIXER.heads], 1)
+    launches: list[Launch] = []
+
+    def record(launch: Launch) -> None:
+        launches.append(launch)
+
+    with mock.patch.object(Launch, "run", record), Trace() as trace:
+        made._decode(given, 0, conv_in, dt, made.forward_metadata)
+    return trace, launches
+
+
+def test_a_layer_makes_its_outputs_and_nothing_else() -> None:
+    trace, launches = layer("triton")
+    assert [tuple(made.shape) for made in trace.made] == [(3, MIXER.channels), (3, MIXER.heads, MIXER.dim)]
+    assert not trace.waits(), trace.operations
+    assert [launch.kernel.__name__ for launch in launches] == ["conv_update_kernel", "state_update_kernel"]
+    read = {storage(value) for launch in launches for value in launch.args.values() if torch.is_tensor(value)}
+    assert {storage(made) for made in trace.made} <= read
+
+
+def test_the_torch_route_waits_for_nothing_either() -> None:
+    """It allocates, as the reference may."""
+    trace, launches = layer("torch")
+    assert not trace.waits(), trace.operations
+    assert not launches and trace.made
+
+
+def test_the_trace_sees() -> None:
+    """Each wait and each allocation that would break the tests above is seen."""
+    values, out = torch.tensor([3, 0, 2]), torch.empty(2, dtype=torch.int64)
+    for wait in (lambda: values[0].item(), lambda: values[values > 0], lambda: values.to("meta")):
+        with Trace() as trace:
+            wait()
+        assert trace.waits()
+    with Trace() as trace:
+        torch.index_select(values, 0, torch.tensor([0, 1]))
+    assert trace.made
+    rows = torch.tensor([0, 1])
+    with Trace() as trace:
+        torch.index_select(values, 0, rows, out=out)
+        out[:1]
+    assert not trace.made
+
+
+def preparing(states: dict[int, Any]) -> tuple[GridRequests, list[int]]:
+    """A request pool whose tables have no values, and the rows that it publishes."""
+    published: list[int] = []
+    requests = object.__new__(GridRequests)
+    requests.organization = SimpleNamespace(grid=8)
+    requests.maps = PageMaps(64, 3, "meta")
+    requests.decode_units, requests._forked = [], set()
+    requests.state = states.__getitem__
+    requests._request = lambda row: row
+    requests.cache = SimpleNamespace(publish_running=lambda row, start: published.append(row))
+    requests.live = SimpleNamespace(begin=lambda state, start, adopted: None, settle=lambda state: None)
+    return requests, published
+
+
+def test_tables_change_for_requests_that_leave_a_boundary_alone() -> None:
+    """Of 60 running requests two stand on a boundary: two rows are written, and none while none does."""
+    piece = SimpleNamespace(members=(1, 2, 3), line=5, pages=(1, 2, 3))
+    states = {row: SimpleNamespace(source=None, live=piece, units=[]) for row in range(1, 61)}
+    requests, published = preparing(states)
+    rows, starts = torch.arange(1, 61), torch.full((60,), 11)
+    with Trace() as trace:
+        requests._prepare_decode(rows, starts)
+    assert not any(made.device.type == "meta" for made in trace.made)
+    assert not any(name.startswith(("index_put", "copy")) for name in trace.operations)
+    starts[7] = starts[50] = 16
+    with Trace() as trace:
+        requests._prepare_decode(rows, starts)
+    assert published == [8, 51]
+    assert {made.shape[0] for made in trace.made if made.device.type == "meta"} == {2}
