@@ -14,7 +14,7 @@ from tests.support.flashinfer_stand_in import stand_in
 from tests.support.interpreted import norm_error, tolerance
 from tests.support.paged_state import Case, Pages, state_of
 from tests.support.recurrence import MixerInputs, scan
-from tests.support.triton_state import inputs_of, on, untouched
+from tests.support.triton_state_update import inputs_of, on, untouched
 
 BASE = Case(batch=3, heads=4, groups=2, dim=64, size=64, rows_per_page=128)
 BF16 = torch.bfloat16

@@ -1,7 +1,7 @@
 """Runs a table of kernel cases where Triton is an interpreter, and reads the verdicts.
 
 `TRITON_INTERPRET` counts when a kernel is decorated, Triton's own library included, so the tables have a
-process of their own.  Each also runs by itself, and on a GPU: `python -m tests.support.triton_state`.
+process of their own.  Each also runs by itself, and on a GPU: `python -m tests.support.triton_state_update`.
 SGLANG_HYBRID_LONG_TABLES=1 adds combinations and real shapes, for minutes instead of seconds.
 """
 

@@ -10,7 +10,7 @@ import torch
 from sglang_hybrid.kernels import choose
 from sglang_hybrid.kernels.samples import Mixer, make_cell
 from tests.support.interpreted import Check, main, norm_error
-from tests.support.triton_state import BASE, inputs_of
+from tests.support.triton_state_update import BASE, inputs_of
 
 
 def equals_on_arenas(memory: str, device: str) -> None:

@@ -10,12 +10,12 @@ import torch
 
 from sglang_hybrid.kernels.segments import Segments, plan_segments
 from sglang_hybrid.pools.views import ConvView
-from tests.support import triton_conv
+from tests.support import triton_conv_update
 from tests.support.interpreted import LONG, Check, main, norm_error, poisoned_outputs, same_bytes, tolerance
 from tests.support.recurrence import convolve
-from tests.support.triton_conv import BF16, Lines
+from tests.support.triton_conv_update import BF16, Lines
 
-LINE = replace(triton_conv.BASE, channels=12, stride=48)
+LINE = replace(triton_conv_update.BASE, channels=12, stride=48)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Case:
     lengths: tuple[int, ...] = (13, 6)
     begins: tuple[int, ...] = (0, 12)
     grid: int | None = 8
-    line: triton_conv.Case = field(default=LINE)
+    line: triton_conv_update.Case = field(default=LINE)
 
     def segments(self, device: str = "cpu") -> Segments:
         starts = [sum(self.lengths[:i]) for i in range(len(self.lengths) + 1)]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from tests.support import (
     triton_arenas,
     triton_bench,
-    triton_checkpoints,
-    triton_conv,
+    triton_checkpoint_io,
+    triton_conv_update,
     triton_paged_conv,
-    triton_scan,
-    triton_state,
+    triton_paged_scan,
+    triton_state_update,
 )
 from tests.support.interpreted import Check, main
 
 TABLES = {
-    "state": triton_state,
-    "conv": triton_conv,
-    "prefill conv": triton_paged_conv,
-    "scan": triton_scan,
-    "checkpoints": triton_checkpoints,
+    "state_update": triton_state_update,
+    "conv_update": triton_conv_update,
+    "paged_conv": triton_paged_conv,
+    "paged_scan": triton_paged_scan,
+    "checkpoint_io": triton_checkpoint_io,
     "arenas": triton_arenas,
     "bench": triton_bench,
 }

@@ -1,4 +1,4 @@
-"""Cases of the Triton prefill scan; `python -m tests.support.triton_scan` runs them."""
+"""Cases of the Triton prefill scan; `python -m tests.support.triton_paged_scan` runs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import paged_state
 from tests.support.interpreted import LONG, Check, main, norm_error, poisoned_outputs, same_bytes, tolerance
 from tests.support.paged_state import Pages
 from tests.support.recurrence import MixerInputs, scan
-from tests.support.triton_state import on, untouched
+from tests.support.triton_state_update import on, untouched
 
 BF16 = torch.bfloat16
 STATE = paged_state.Case(heads=2, groups=1, dim=8, size=16, rows_per_page=16)

@@ -1,4 +1,4 @@
-"""Cases of the Triton decode step; `python -m tests.support.triton_state` runs them."""
+"""Cases of the Triton decode step; `python -m tests.support.triton_state_update` runs them."""
 
 from __future__ import annotations
 

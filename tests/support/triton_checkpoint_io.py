@@ -1,4 +1,4 @@
-"""Cases of the Triton copy and fill; `python -m tests.support.triton_checkpoints` runs them."""
+"""Cases of the Triton copy and fill; `python -m tests.support.triton_checkpoint_io` runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of the Triton conv step; `python -m tests.support.triton_conv` runs them."""
+"""Cases of the Triton conv step; `python -m tests.support.triton_conv_update` runs them."""
 
 from __future__ import annotations
 
