@@ -91,3 +91,9 @@ def test_machine_code_shows_narrow_accesses() -> None:
 def test_bytes_are_counted(name: str) -> None:
     verdict = verdicts("tests.support.triton_traffic")[name]
     assert verdict == PASSED, verdict
+
+
+@pytest.mark.parametrize("name", ["in place", "apart", "a race", "outside", "the same address"])
+def test_the_guard_of_the_tables_sees(name: str) -> None:
+    verdict = verdicts("tests.support.triton_guard")[name]
+    assert verdict == PASSED, verdict

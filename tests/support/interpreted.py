@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from sglang_hybrid.kernels.launch import Launch
+from tests.support.guarded import guard_launches
 
 ROOT = Path(__file__).parents[2]
 PASSED = "passed"
@@ -69,53 +69,6 @@ def main(cases: Mapping[str, Check]) -> None:
             verdict, failed = traceback.format_exc(), True
         print(json.dumps({name: verdict}), flush=True)
     sys.exit(failed)
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First address of a view and the one past its last element."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    size = (last + 1) * tensor.element_size() if tensor.numel() else 0
-    return tensor.data_ptr(), tensor.data_ptr() + size
-
-
-_allowed: list[tuple[int, int]] = []
-
-
-def allow(tensors: Sequence[torch.Tensor]) -> None:
-    """Tensors that launches reach through a table of addresses."""
-    _allowed.extend(extent(tensor) for tensor in tensors)
-
-
-def guard_launches() -> None:
-    """From now on an address outside a launch's arguments is an error, also where its value is not used."""
-    from triton.runtime.interpreter import interpreter_builder as builder
-
-    load, store, run = builder.create_masked_load, builder.create_masked_store, Launch.run
-    bounds: list[tuple[int, int]] = []
-
-    def check(pointers: Any, mask: Any) -> None:
-        everywhere, wanted = np.broadcast_arrays(pointers.data, mask.data)
-        addresses = everywhere[wanted.astype(bool)]
-        inside = np.zeros(addresses.shape, dtype=bool)
-        for low, high in bounds:
-            inside |= (addresses >= low) & (addresses < high)
-        assert inside.all(), f"{(~inside).sum()} of {inside.size} addresses lie outside the arguments"
-
-    def guarded_load(pointers: Any, mask: Any, *rest: Any) -> Any:
-        check(pointers, mask)
-        return load(pointers, mask, *rest)
-
-    def guarded_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        check(pointers, mask)
-        return store(pointers, value, mask, *rest)
-
-    def guarded_run(launch: Launch) -> None:
-        tensors = [value for value in launch.args.values() if isinstance(value, torch.Tensor)]
-        bounds[:] = [*map(extent, tensors), *_allowed]
-        run(launch)
-
-    builder.create_masked_load, builder.create_masked_store = guarded_load, guarded_store
-    Launch.run = guarded_run  # type: ignore[method-assign, assignment]
 
 
 def round_as_hardware_does() -> None:

@@ -12,7 +12,8 @@ from bench import kernels as bench
 from bench.kernel_cases import OPERATIONS, Case, check, make_case
 from sglang_hybrid.kernels import choose
 from sglang_hybrid.kernels.samples import Mixer
-from tests.support.interpreted import Check, allow, main
+from tests.support.guarded import allow
+from tests.support.interpreted import Check, main
 
 MIXER = Mixer(heads=2, dim=16, size=32, groups=1, kv_heads=1, kv_dim=8)
 MEMORIES = ("D0", "S2")

@@ -12,7 +12,8 @@ from sglang_hybrid.geometry import ModelGeometry
 from sglang_hybrid.kernels.checkpoint_io import ArenaTable, CheckpointSpans
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Checkpoint, Organization
-from tests.support.interpreted import Check, allow, main, same_bytes
+from tests.support.guarded import allow
+from tests.support.interpreted import Check, main, same_bytes
 
 
 @dataclass(frozen=True)
