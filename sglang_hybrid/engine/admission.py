@@ -9,6 +9,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need, Organization
+from sglang_hybrid.radix.live import LiveStates
 
 ADMISSION_STATES = 2
 """States a request may need at once: its live state, and the checkpoint that a hit starts from."""
@@ -45,8 +46,9 @@ class GridPrefillBudget(PrefillBudget):
     def __init__(self, allocator: Any, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> None:
         super().__init__(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
         self.organization: Organization = allocator.organization
+        self.live: LiveStates = tree_cache.live
         # Published live states may have to fork even when memory is short: `LiveStates.due`.
-        self.due: int = tree_cache.live.due
+        self.due = self.live.due
         self.states = 0
         """Live states of requests admitted in this pass, not allocated yet."""
         self.closed = False
@@ -71,11 +73,20 @@ class GridPrefillBudget(PrefillBudget):
 
     def available_chunk_tokens(self, chunk_limit: int) -> int | None:
         """Tokens that a chunked prompt may go on with; it waits when others hold the memory."""
-        room = int(self.remaining_current) - self.page_size
-        if room <= 0:
+        # Its live state goes on in place unless somebody has adopted it, and wherever its last unit ends, n
+        # tokens begin no more units than n / unit.  A prompt that is alone must never wait for more.
+        decodes = int(self.current_offset)  # in this batch, when chunks are mixed: a unit each, at most
+        low, high = 0, ceil_div(chunk_limit, self.page_size)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.organization.could_fit(Need(middle + decodes, self.states + self.live.forced)):
+                low = middle
+            else:
+                high = middle - 1
+        if not low:
             self.closed = True
             return None
-        return min(chunk_limit, room)
+        return min(chunk_limit, low * self.page_size)
 
     def fit_chunk(self, *, extend_input_len: int, max_new_tokens: int, chunk_limit: int) -> int | None:
         if extend_input_len > chunk_limit:
