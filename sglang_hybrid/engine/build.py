@@ -195,9 +195,12 @@ def make_tree_cache(context: Any) -> GridPrefixCache:
 
 
 def most_running(organization: Organization) -> int:
-    """Requests that can hold one unit and one live state each, at once."""
+    """Requests that can run at once, with one unit and one live state each.
+
+    Admission asks one unit more for the last of them: SGLang reserves it for rounding.
+    """
     most = 1
-    while organization.capacity_fits(Need(most + 1, most + 1)):
+    while organization.capacity_fits(Need(units=most + 2, checkpoints=most + 1)):
         most += 1
     return most
 
