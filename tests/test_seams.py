@@ -75,7 +75,7 @@ def test_every_hooked_function_is_a_seam() -> None:
 
 def adapters() -> Iterator[type]:
     """Classes of ours that subclass one of SGLang's."""
-    for name in ("admission", "build", "cache", "mixer", "requests", "tokens"):
+    for name in ("admission", "build", "cache", "exact", "mixer", "requests", "tokens"):
         module = pkgutil.resolve_name(f"sglang_hybrid.engine.{name}")
         for thing in vars(module).values():
             if isinstance(thing, type) and thing.__module__ == module.__name__:

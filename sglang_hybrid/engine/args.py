@@ -31,6 +31,7 @@ _FLAG_FIELDS = (
     "hybrid_attention_share",
     "hybrid_conv_slots",
     "hybrid_kernels",
+    "hybrid_exact",
 )
 
 
@@ -94,6 +95,14 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
         ),
         NS("hybrid"),
     ] = None
+    hybrid_exact: A[
+        bool,
+        Arg(
+            help="Make a run that resumes from the cache equal to one computed from the start, bit for bit "
+            "(CPU platform only, and slower). Needs --hybrid-mem.",
+        ),
+        NS("hybrid"),
+    ] = False
 
 
 class HybridSettings(NamedTuple):
@@ -108,6 +117,7 @@ class HybridSettings(NamedTuple):
     budget_bytes: int | None
     kernels: str
     options: dict[str, Any]
+    exact: bool = False
 
 
 def organization(record: Any) -> str | None:
@@ -118,7 +128,7 @@ def organization(record: Any) -> str | None:
 def extra_fields(record: Any) -> dict[str, Any]:
     """Our other fields that the user set, by field name."""
     values = {name: getattr(record, name, None) for name in _FLAG_FIELDS}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def grid_or_default(mem: str, grid: int | None) -> int | None:
@@ -154,6 +164,11 @@ def published_organization() -> str | None:
         return None
 
 
+def published_exact() -> bool:
+    """Whether the running process serves in exact mode; False before `publish`."""
+    return published_organization() is not None and settings().exact
+
+
 def settings(record: Any | None = None) -> HybridSettings:
     """Resolved settings of `record`, by default the published one.
 
@@ -180,4 +195,5 @@ def settings(record: Any | None = None) -> HybridSettings:
         budget_bytes=resolution_result(record, "hybrid_budget_bytes"),
         kernels=resolution_result(record, "hybrid_kernels") or "auto",
         options=organization_options(record),
+        exact=bool(record.hybrid_exact),
     )

@@ -98,6 +98,12 @@ STATE_BACKENDS: tuple[tuple[str, str, str], ...] = (
 )
 """(module, stock class, our subclass) for each kind of recurrent layer that has an adapter."""
 
+EXACT_ATTENTION = "sglang_hybrid.engine.exact:ExactAttention"
+EXACT_STATE_BACKENDS = {
+    "sglang_hybrid.engine.mixer:HybridMamba2Backend": "sglang_hybrid.engine.exact:ExactMamba2Backend",
+}
+"""Subclass of STATE_BACKENDS -> what serves in its place with `--hybrid-exact`."""
+
 
 def published_on() -> bool:
     """Whether this process runs with the hybrid memory on.
@@ -192,7 +198,7 @@ def _captured(function: Any) -> list[Any]:
 
 
 @contextmanager
-def _backends_swapped() -> Iterator[tuple[type, ...]]:
+def _backends_swapped(exact: bool) -> Iterator[tuple[type, ...]]:
     """Our state backends under the stock names, for as long as the wrapper looks them up."""
     stock: list[tuple[Any, str, Any]] = []
     ours: list[type] = []
@@ -200,7 +206,7 @@ def _backends_swapped() -> Iterator[tuple[type, ...]]:
         for module_name, name, path in STATE_BACKENDS:
             module = importlib.import_module(module_name)
             stock.append((module, name, getattr(module, name)))
-            ours.append(pkgutil.resolve_name(path))
+            ours.append(pkgutil.resolve_name(EXACT_STATE_BACKENDS[path] if exact else path))
             setattr(module, name, ours[-1])
         yield tuple(ours)
     finally:
@@ -217,9 +223,13 @@ def build_attention(original: Callable[..., Any], runner: Any, full_attn_backend
     Raises:
         SeamError: it built something else.
     """
+    from sglang_hybrid.engine.args import published_exact
     from sglang_hybrid.engine.seams import SeamError
 
-    with _backends_swapped() as ours:
+    exact = published_exact()
+    if exact:
+        full_attn_backend = pkgutil.resolve_name(EXACT_ATTENTION)(runner)
+    with _backends_swapped(exact) as ours:
         backend = original(runner, full_attn_backend)
     built = getattr(backend, "linear_attn_backend", None)
     if not isinstance(built, ours):

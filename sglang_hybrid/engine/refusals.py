@@ -23,6 +23,7 @@ from sglang_hybrid.engine.args import (
     organization_options,
     page_size_for,
 )
+from sglang_hybrid.engine.exact_rules import EXACT_RULES
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, only, positive, refuse, unset
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, UNIT_TOKENS, GeometryError, native_grid
 from sglang_hybrid.kernels import KernelError, why_not
@@ -324,8 +325,9 @@ MODEL_RULES: tuple[Rule, ...] = (
 def refuse_orphans(extras: dict[str, Any], record: Any) -> None:
     """Refuse our options without `--hybrid-mem`: they would silently do nothing."""
     for field, value in extras.items():
+        shown = flag_of(field) if value is True else f"{flag_of(field)} {value}"
         refuse(
-            f"{flag_of(field)} {value} has no effect without --hybrid-mem; add --hybrid-mem {RECOMMENDED}.",
+            f"{shown} has no effect without --hybrid-mem; add --hybrid-mem {RECOMMENDED}.",
             record,
         )
 
@@ -337,7 +339,8 @@ def refuse_input(record: Any) -> None:
 
 def refuse_resolved(record: Any) -> None:
     """Apply MODEL_RULES, then INPUT_RULES again: a model's override may have switched something on."""
-    _apply((*MODEL_RULES, *INPUT_RULES), record)
+    exact = EXACT_RULES if record.hybrid_exact else ()
+    _apply((*MODEL_RULES, *INPUT_RULES, *exact), record)
 
 
 def _apply(rules: Iterable[Rule], record: Any) -> None:

@@ -41,6 +41,18 @@ SEAMS: tuple[Seam, ...] = (
         "self forward_batch in_capture",
     ),
     Seam(
+        "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend.__init__",
+        "self model_runner",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend.forward_decode",
+        "self q k v layer forward_batch save_kv_cache",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend.forward_extend",
+        "self q k v layer forward_batch save_kv_cache",
+    ),
+    Seam(
         "sglang.srt.layers.attention.mamba.mamba:MambaMixer2.forward",
         "self hidden_states output layer_cache metadata mup_vector use_triton_causal_conv",
     ),
@@ -240,6 +252,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.free", "self req"),
     Seam("sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.get_mamba_indices", "self req_indices"),
     Seam("sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.mamba2_layer_cache", "self layer_id"),
+    Seam("sglang.srt.mem_cache.memory_pool:KVWriteLoc", "loc swa_loc full_loc physical"),
     Seam(
         "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.__init__",
         "self size page_size dtype head_num head_dim layer_num device enable_memory_saver v_head_dim "
