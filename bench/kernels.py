@@ -107,10 +107,12 @@ def measure(
             case = make_case(mixer, dtype, memory, batch, sets, tokens=tokens, device=device)
             for name, forked, route in variants(operation, memory):
                 try:
-                    run = partial(step, case, choose(route, device))
+                    chosen = choose(route, device)
+                    run = partial(step, case, chosen)
                     if batch == batches[0]:
-                        right = partial(step, case, reference, 0, forked)
-                        check(case, written or dtype, partial(run, 0, forked), right)
+                        few = make_case(mixer, dtype, memory, min(batch, 8), 2, tokens=tokens, device=device)
+                        right = partial(step, few, reference, 0, forked)
+                        check(few, written or dtype, partial(step, few, chosen, 0, forked), right)
                     time = median_us(partial(run, forked=forked), sets)
                 except (ImportError, OSError, RuntimeError, KernelError) as error:
                     if route == "triton":
