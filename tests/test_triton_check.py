@@ -12,6 +12,8 @@ import torch
 
 from sglang_hybrid.kernels.check import Row, main
 from sglang_hybrid.kernels.compiled import access_bytes, compile_for
+from sglang_hybrid.kernels.launch import Launch
+from sglang_hybrid.kernels.samples import SAMPLES
 from sglang_hybrid.kernels.triton_conv_update import plan_conv_update
 from sglang_hybrid.pools.views import ConvView
 from tests.support.interpreted import PASSED, verdicts
@@ -26,7 +28,7 @@ def check(*args: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 
@@ -85,6 +87,27 @@ def test_machine_code_shows_narrow_accesses() -> None:
     launch = plan_conv_update(ConvView(lines), line, line, x, weight, None, torch.empty_like(x))
     code = compile_for(launch, 90)
     assert set(code.loads) == set(code.stores) == {2} and code.narrowest == 2
+
+
+def test_machine_code_shows_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same kernel with 24 registers a thread keeps the rest in local memory."""
+    launch = SAMPLES["conv_update Falcon-H1-7B S2 bf16"]().launch
+    monkeypatch.setattr(Launch, "options", {**launch.options, "maxnreg": 24})
+    code = compile_for(launch, 90)
+    assert code.registers <= 24 and code.spills > 0
+
+
+def test_faults_are_named_and_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = GOOD._replace(name="conv_update here", spills=3)
+    monkeypatch.setattr("sglang_hybrid.kernels.check.rows", lambda names: [GOOD, bad])
+    monkeypatch.setattr(sys, "argv", ["check", "--json"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    said = capsys.readouterr()
+    assert said.err == "conv_update here on sm_90: 3 spills\n"
+    assert [row["name"] for row in json.loads(said.out)["kernels"]] == ["a kernel", "conv_update here"]
 
 
 @pytest.mark.parametrize("name", ["each byte once", "a second read", "whole sectors"])
