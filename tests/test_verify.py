@@ -194,11 +194,12 @@ def test_the_servers_that_are_started() -> None:
     assert [(s.dtype, s.organization, s.chunk) for s in setups] == [
         (dtype, organization, chunk)
         for dtype in ("float32", "bfloat16")
-        for organization in ("S0", "D0")
-        for chunk in (None, 16)
+        for organization, chunk in (("S0", None), ("S0", 48), ("D0", 48))
     ]
+    args = parser.parse_args(["verify", "--model", "demo", "--chunk-sizes", "16,whole,32"])
+    assert [s.chunk for s in verify._setups(args, 16, demo=True)] == [None, 16, 32]
     line = setups[1].args("M", 16, exact=True)
-    assert "--hybrid-exact" in line and line[line.index("--chunked-prefill-size") + 1] == "16"
+    assert "--hybrid-exact" in line and line[line.index("--chunked-prefill-size") + 1] == "48"
     assert "--hybrid-exact" not in setups[1].args("M", 16, exact=False)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -92,7 +93,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--tokens", type=int, default=4, help="tokens of a short answer (default: 4)")
     parser.add_argument(
         "--chunk-sizes",
-        help=f"prefill chunks, a server each: tokens, or {WHOLE!r} (default: {WHOLE} and one grid step)",
+        help=f"prefill chunks, a server each: tokens, or {WHOLE!r} (default: three grid steps; and {WHOLE!r} "
+        "for the first organization)",
     )
     parser.add_argument(
         "--state-dtypes",
@@ -142,6 +144,8 @@ def _running(args: argparse.Namespace, report: Report) -> None:
 
 
 def _started(args: argparse.Namespace, report: Report) -> None:
+    # Whoever ends the command wants its server ended too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     demo = args.model == DEMO
     plan = _plan(args, args.grid or (DEMO_GRID if demo else DEFAULT_GRID))
     setups = list(_setups(args, plan.grid, demo))
@@ -175,21 +179,23 @@ def _verify(
 
 def _setups(args: argparse.Namespace, grid: int, demo: bool) -> Iterator[Setup]:
     """All servers; the first of each state dtype takes whole prompts if any does, and is the reference."""
-    chunks = sorted(
-        {_chunk(text) for text in _words(args.chunk_sizes or f"{WHOLE},{grid}")}, key=lambda chunk: chunk or 0
-    )
     dtypes = _words(args.state_dtypes or ("float32,bfloat16" if demo and args.exact else AUTO))
+    organizations = _words(args.organizations)
     for kind, legal, given in (
-        ("--organizations", tuple(ORGANIZATIONS), _words(args.organizations)),
+        ("--organizations", tuple(ORGANIZATIONS), organizations),
         ("--state-dtypes", STATE_DTYPES, dtypes),
     ):
         for word in given:
             if word not in legal:
                 raise VerifyError(f"{kind} {word} is unknown; legal: {', '.join(legal)}")
+    if args.chunk_sizes:
+        chunks = sorted({_chunk(text) for text in _words(args.chunk_sizes)}, key=lambda chunk: chunk or 0)
+        pairs = [(organization, chunk) for organization in organizations for chunk in chunks]
+    else:
+        pairs = [(organizations[0], None), *((organization, 3 * grid) for organization in organizations)]
     for dtype in dtypes:
-        for organization in _words(args.organizations):
-            for chunk in chunks:
-                yield Setup(organization, dtype, chunk)
+        for organization, chunk in pairs:
+            yield Setup(organization, dtype, chunk)
 
 
 def _words(text: str) -> Sequence[str]:

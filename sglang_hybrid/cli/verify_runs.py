@@ -95,14 +95,31 @@ class Verifier:
 
     def all(self) -> None:
         """Every scenario; those that answer shortly first."""
-        # References first: they flush, a scenario must not.
-        for prompt in [*self.plan.path(), *self.plan.singles()]:
-            self.references.of(prompt, self.plan.tokens)
+        self.prepare()
         self.cold()
         self.hits()
         self.company()
         self.conversation()
         self.long_answers()
+
+    def prepare(self) -> None:
+        """Ask all references.  Each empties the cache, which a scenario must not."""
+        short = [*self.plan.path(), *self.plan.singles(), *self.resumed()]
+        for prompt in [*short, *(prompt for turn in self.turns() for prompt in turn)]:
+            self.references.of(prompt, self.plan.tokens)
+
+    def turns(self) -> list[list[Prompt]]:
+        """Prompts of three turns: each is the one before, its answer, and a few tokens."""
+        turns = [self.plan.starts()]
+        for turn in range(2):
+            before = [p + self.references.of(p, self.plan.tokens).ids for p in turns[-1]]
+            turns.append([p + self.plan.sequence(f"turn {turn} {i}", 3) for i, p in enumerate(before)])
+        return turns
+
+    def resumed(self) -> list[Prompt]:
+        """Prompts with their long answers, cut anywhere: hits on what decode left behind."""
+        answers = [self.references.of(prompt, self.plan.long_tokens) for prompt in self.plan.starts()]
+        return [p + answer.ids[: -1 - i] for i, (p, answer) in enumerate(zip(self.plan.starts(), answers))]
 
     def check(self, scenario: str, prompts: Sequence[Prompt], tokens: int) -> None:
         """Ask together, compare each with its reference."""
@@ -141,31 +158,15 @@ class Verifier:
         self.check("together, mixed", [*path[1::2], *singles], self.plan.tokens)
 
     def conversation(self) -> None:
-        """Three turns: each prompt is the one before, its answer, and a few tokens."""
-        turns = [self.plan.starts()]
-        for turn in range(2):
-            before = [p + self.references.of(p, self.plan.tokens).ids for p in turns[-1]]
-            turns.append([p + self.plan.sequence(f"turn {turn} {i}", 3) for i, p in enumerate(before)])
-        for prompts in turns:
-            for prompt in prompts:
-                self.references.of(prompt, self.plan.tokens)
+        """Three turns of all conversations, each turn in one batch."""
+        turns = self.turns()
         self.server.flush()
         for prompts in turns:
             self.check("conversation", prompts, self.plan.tokens)
 
     def long_answers(self) -> None:
-        """Answers over two boundaries, together: the scenario in which a server preempts.
-
-        Then each prompt with its answer, cut anywhere: a hit on what decode left behind.
-        """
-        prompts = self.plan.starts()
-        for prompt in prompts:
-            self.references.of(prompt, self.plan.long_tokens)
-        resumed = [
-            p + self.references.of(p, self.plan.long_tokens).ids[: -1 - i] for i, p in enumerate(prompts)
-        ]
-        for prompt in resumed:
-            self.references.of(prompt, self.plan.tokens)
+        """Answers over two boundaries, together: where a server preempts.  Then on from inside them."""
+        resumed = self.resumed()
         self.server.flush()
-        self.check("long answers", prompts, self.plan.long_tokens)
+        self.check("long answers", self.plan.starts(), self.plan.long_tokens)
         self.check("after decode", resumed, self.plan.tokens)
