@@ -18,8 +18,8 @@ DEFAULT_ATTENTION_SHARE = 0.5
 """Part of D0's budget that attention gets when nobody says otherwise."""
 
 LEAST_PIECES = 2
-"""Units and checkpoints that a pool must hold beside its sink: a request's block and one for rounding,
-its live state and a hit's checkpoint."""
+"""Units and checkpoints that a pool must hold beside its sink, the least that serves a hit: the block that is
+hit and the one that follows, the live state and the checkpoint that it starts from."""
 
 SCAN_CHUNK = 256
 """Tokens of a chunk of the scan, for a model whose config names none."""

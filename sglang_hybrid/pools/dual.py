@@ -15,7 +15,7 @@ from sglang_hybrid.geometry import (
     dual_starts,
     whole_rows_bytes,
 )
-from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief
+from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief, part_of
 from sglang_hybrid.pools.pages import PagePool
 
 
@@ -90,6 +90,12 @@ class DualPools(Organization):
 
     def unit_equivalent(self, checkpoints: int) -> int:
         return 0
+
+    def share(self, part: float) -> Need:
+        return Need(part_of(part, self._units.size), part_of(part, self._states.size))
+
+    def displaced(self, checkpoints: int) -> Need:
+        return Need(checkpoints=checkpoints)
 
     def units_free(self) -> int:
         return self._units.free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_hybrid.geometry import ModelGeometry
+from sglang_hybrid.geometry import GeometryError, ModelGeometry, block_bytes
 from sglang_hybrid.pools.dual import DualPools
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.pools.shared import CoarsePages, PackedConv, PagedCheckpoints
@@ -24,3 +24,27 @@ def make_organization(
     legal choice.
     """
     return ORGANIZATIONS[name](model, grid, budget_bytes, **options)
+
+
+def smallest_budget(name: str, model: ModelGeometry, grid: int, **options: Any) -> int:
+    """Bytes of the smallest legal budget: the least that serves a hit (`geometry.LEAST_PIECES`).
+
+    Raises `GeometryError` when grid and model do not go together at any budget.
+    """
+    low, high = 0, block_bytes(model, grid) * model.arenas
+
+    def starts(budget: int) -> bool:
+        try:
+            make_organization(name, model, grid, budget, **options)
+        except GeometryError as refusal:
+            if "--hybrid-budget-bytes" not in str(refusal):
+                raise
+            return False
+        return True
+
+    while not starts(high):
+        low, high = high, 2 * high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if starts(middle) else (middle, high)
+    return high

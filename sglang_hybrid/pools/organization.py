@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import ClassVar, NamedTuple, Protocol
 
 from sglang_hybrid.geometry import ModelGeometry
@@ -20,6 +21,15 @@ class Need(NamedTuple):
 
     units: int = 0
     checkpoints: int = 0
+
+    def plus(self, other: Need) -> Need:
+        """Both together."""
+        return Need(self.units + other.units, self.checkpoints + other.checkpoints)
+
+
+def part_of(part: float, count: int) -> int:
+    """floor(part x count), of the decimal number as it is written: 0.29 of 100 are 29."""
+    return int(Fraction(str(part)) * count)
 
 
 class Relief(NamedTuple):
@@ -162,6 +172,14 @@ class Organization(ABC):
     @abstractmethod
     def unit_equivalent(self, checkpoints: int) -> int:
         """Units that this many checkpoints displace; 0 where they have a pool of their own."""
+
+    @abstractmethod
+    def share(self, part: float) -> Need:
+        """This part of all blocks, rounded down; where there are two pools, of each."""
+
+    @abstractmethod
+    def displaced(self, checkpoints: int) -> Need:
+        """What could be had instead of so many checkpoints that stay where they are."""
 
     @abstractmethod
     def units_free(self) -> int:

@@ -17,7 +17,7 @@ from sglang_hybrid.geometry import (
     coarse_page_bytes,
     conv_slot_bytes,
 )
-from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief
+from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief, part_of
 from sglang_hybrid.pools.pages import IntegrityError, PagePool, PageState
 from sglang_hybrid.pools.slabs import NO_LINE, SlabLines
 
@@ -74,6 +74,13 @@ class SharedPool(Organization):
     def token_capacity(self) -> int:
         return self._pool.size * self.unit_tokens
 
+    def share(self, part: float) -> Need:
+        return Need(units=part_of(part, self._pool.size))
+
+    def displaced(self, checkpoints: int) -> Need:
+        # In pages: asked for as checkpoints, each could cost S2 a slab, and these have theirs.
+        return Need(units=self.unit_equivalent(checkpoints))
+
     def units_free(self) -> int:
         return self._pool.free
 
@@ -101,7 +108,7 @@ class SharedPool(Organization):
 
 
 SMALLEST = Need(units=LEAST_PIECES, checkpoints=LEAST_PIECES)
-"""Least that serves a request: its block and one for rounding, its live state and a hit's checkpoint."""
+"""Least that serves a hit: two blocks, the live state and the checkpoint that it starts from."""
 
 
 class CoarsePages(SharedPool):

@@ -18,6 +18,7 @@ evict alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Need
@@ -35,6 +36,7 @@ class EvictionCounts(NamedTuple):
     leaf_blocks: int
     checkpoints: int
     pins_given_up: int
+    retained_given_up: int
 
 
 class Lifetime:
@@ -47,6 +49,9 @@ class Lifetime:
         self.leaf_blocks_evicted = 0
         self.checkpoints_evicted = 0
         self.pins_given_up = 0
+        self.retained_given_up = 0
+        self.on_given_up: Callable[[Checkpoint], None] | None = None
+        """Called with a pinned checkpoint that nothing else could make room for, before it goes."""
         tree.on_leaf = self._on_leaf
         self.organization.on_idle = self._on_idle
         # Only separate pools can be short of units alone; then whole leaves go.
@@ -59,6 +64,8 @@ class Lifetime:
         self._idle = EvictionOrder(_is_idle)
         self._leaves = EvictionOrder(_is_idle_leaf)
         self._dead: list[Node] = []
+        self._kept: dict[Checkpoint, None] = {}
+        """Those with pins or retained; some may have left the lookup since."""
 
     # -- what requests do -------------------------------------------------------------------
 
@@ -107,22 +114,44 @@ class Lifetime:
     def pin(self, checkpoint: Checkpoint) -> None:
         """Keep it for a preempted request until `unpin`, or until nothing else can make room."""
         checkpoint.pins += 1
+        self._kept[checkpoint] = None
 
     def unpin(self, checkpoint: Checkpoint) -> None:
         if checkpoint.pins < 1:
             raise IntegrityError(f"checkpoint on pages {checkpoint.pages} is unpinned but has no pin")
         checkpoint.pins -= 1
-        self._sunk(checkpoint)
+        self._let_go(checkpoint)
 
     def retain(self, checkpoint: Checkpoint) -> None:
         """Keep it longer because it may be reused, until `unretain`; it yields before any pin."""
         checkpoint.retained += 1
+        self._kept[checkpoint] = None
 
     def unretain(self, checkpoint: Checkpoint) -> None:
         if checkpoint.retained < 1:
             raise IntegrityError(f"checkpoint on pages {checkpoint.pages} is not retained")
         checkpoint.retained -= 1
+        self._let_go(checkpoint)
+
+    def _let_go(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.pins and not checkpoint.retained:
+            self._kept.pop(checkpoint, None)
         self._sunk(checkpoint)
+
+    def kept(self) -> Need:
+        """Pieces that pins and retention keep and nobody executes on: checkpoints, units of their paths."""
+        units = checkpoints = 0
+        seen: set[Node] = set()
+        for checkpoint in self._kept:
+            node = checkpoint.owner
+            if not isinstance(node, Node):
+                continue
+            checkpoints += not checkpoint.references
+            while node.parent is not None and not node.locks and node not in seen:
+                seen.add(node)
+                units += len(node.units)
+                node = node.parent
+        return Need(units, checkpoints)
 
     def _rate(self, checkpoint: Checkpoint, node: Node) -> bool:
         """Look up, once, what the path inherits; says whether the checkpoint is worth more now."""
@@ -162,13 +191,21 @@ class Lifetime:
         return True
 
     def give_up(self, checkpoint: Checkpoint) -> None:
-        """The last means: its pins are void, and counted."""
-        self.pins_given_up += checkpoint.pins > 0
+        """It leaves the lookup whoever wants it; each of its pins is void, and counted."""
+        self.retained_given_up += checkpoint.retained > 0
+        if checkpoint.pins:
+            self.pins_given_up += checkpoint.pins
+            if self.on_given_up is not None:
+                self.on_given_up(checkpoint)
 
     @property
     def counts(self) -> EvictionCounts:
         return EvictionCounts(
-            self.dead_blocks_evicted, self.leaf_blocks_evicted, self.checkpoints_evicted, self.pins_given_up
+            self.dead_blocks_evicted,
+            self.leaf_blocks_evicted,
+            self.checkpoints_evicted,
+            self.pins_given_up,
+            self.retained_given_up,
         )
 
     # -- order ------------------------------------------------------------------------------

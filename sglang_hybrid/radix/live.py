@@ -17,6 +17,8 @@ from sglang_hybrid.radix.history import History, Reuse, Trail
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit, Tier
+from sglang_hybrid.radix.placement import Placement, every
+from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match
 
 
@@ -60,17 +62,30 @@ class LiveState:
         "covered",
         "kept",
         "live",
+        "made",
+        "newcomer",
+        "parted",
+        "passing",
         "prefilled",
         "private",
         "prompt_end",
         "source",
+        "superseded",
         "trail",
         "units",
     )
 
-    def __init__(self, private: bool = False) -> None:
+    def __init__(self, private: bool = False, newcomer: bool = True) -> None:
         self.private = private
         """The request may not publish: it keeps no checkpoints."""
+        self.newcomer = newcomer
+        """What it wants is still to be counted; a preempted request that resumes has been."""
+        self.made: list[Checkpoint] = []
+        """What it has given the tree, for `Retention`."""
+        self.passing: Checkpoint | None = None
+        """The last of these, while no deeper one stands."""
+        self.superseded: Checkpoint | None = None
+        """The one before it, when the placement does not keep it for itself."""
         self.covered = 0
         """Token depth of the live state when the tree has a checkpoint of its own there."""
         self.units: list[int] = []
@@ -87,6 +102,8 @@ class LiveState:
         """Tokens of the prompt that forwards have been prepared for."""
         self.branch = 0
         """Token depth to which the tree had KV when the request came: here its prompt branches off."""
+        self.parted: Sequence[int] = ()
+        """Token depths before it that others came to or part at, and where no checkpoint is left."""
         self.prompt_end: Node | None = None
         self.answer_end: Node | None = None
         """Where the whole blocks of what is published end."""
@@ -101,15 +118,24 @@ class StateCounts(NamedTuple):
     settled_in_place: int
     checkpoints_skipped: int
     checkpoints_published: int
+    checkpoints_superseded: int
     duplicates: int
 
 
 class LiveStates:
     """Forks and publishes running requests' states, over one tree and one organization."""
 
-    def __init__(self, tree: GridTree, lifetime: Lifetime) -> None:
+    def __init__(
+        self,
+        tree: GridTree,
+        lifetime: Lifetime,
+        placement: Placement = every,
+        retention: Retention | None = None,
+    ) -> None:
         self.tree = tree
         self.lifetime = lifetime
+        self.placement = placement
+        self.retention = retention or Retention(lifetime)
         self.organization: Organization = tree.organization
         self.running = 0
         """Admitted requests; each may need one unit in its next step."""
@@ -122,6 +148,7 @@ class LiveStates:
         self.settled_in_place = 0
         self.checkpoints_skipped = 0
         self.checkpoints_published = 0
+        self.checkpoints_superseded = 0
         self.duplicates = 0
 
     # -- what is promised -------------------------------------------------------------------
@@ -168,6 +195,8 @@ class LiveStates:
             if adopted is not None:
                 self._read_from(state, adopted)
                 state.prompt_end = adopted.owner if isinstance(adopted.owner, Node) else None
+                if start == state.branch and state.prompt_end is not None:
+                    self._want(state, state.prompt_end)
             return
         if start % self.organization.grid or start == state.covered or state.private:
             return  # off grid, or nothing would be kept: the state is updated where it is
@@ -198,9 +227,8 @@ class LiveStates:
         if state.private:
             return
         grid = self.organization.grid
-        inside = range((end - 1) // grid * grid, start // grid * grid, -grid)
-        likely = (end // grid * grid, state.branch)
-        wanted = sorted(inside, key=lambda depth: depth not in likely)
+        likely = (end // grid * grid, state.branch, *state.parted)
+        wanted = self.planned(start, end, likely)
         for done, depth in enumerate(wanted):
             limit = LIKELY if depth in likely else self.lifetime.inner_limit
             checkpoint = self._take_optional(limit)
@@ -212,12 +240,24 @@ class LiveStates:
             state.boundaries.append(Boundary(depth, checkpoint))
         state.boundaries.sort(key=lambda boundary: boundary.depth)
 
+    def planned(self, start: int, end: int, likely: Sequence[int] = ()) -> list[int]:
+        """Token depths inside `start..end` where checkpoints are wanted: the likely ones, then the others,
+        the deepest of each first."""
+        grid = self.organization.grid
+        likely = likely or (end // grid * grid,)
+        inside = range((end - 1) // grid * grid, start // grid * grid, -grid)
+        first = [depth for depth in inside if depth in likely]
+        return first + [d for d in inside if d not in likely and self.placement(d // grid)]
+
     def settle(self, state: LiveState) -> None:
         """The previous forward is on its way: what it read may go, what it wrote is complete."""
         if state.source is not None:
             self.organization.release(state.source)
             state.source = None
         self.keep_boundaries(state)
+        if state.superseded is not None:
+            self._drop(state, state.superseded)
+            state.superseded = None
 
     def _refused(self, state: LiveState, depth: int) -> None:
         if state.trail is not None:
@@ -265,7 +305,7 @@ class LiveStates:
         if live.references > 1:
             return self._take_live()
         if live.pins or live.retained:
-            fresh = self._take_spare(Limit())
+            fresh = self._take_spare(Limit() if live.pins else LIKELY)
             if fresh is not None:
                 return fresh
             self.lifetime.give_up(live)
@@ -300,6 +340,8 @@ class LiveStates:
             state.units[index * per_block : (index + 1) * per_block] = units
         for block in path:
             depth = block.depth * grid
+            if depth == state.branch:
+                self._want(state, block)
             if depth in state.kept or depth == position:
                 self._offer(state, block, depth, last)
         self._note_ends(state, node, path)
@@ -315,7 +357,8 @@ class LiveStates:
     def _ends(self, state: LiveState, first: int, last: int, position: int) -> list[int]:
         """Depths in blocks where a checkpoint may be offered or a later prompt may begin."""
         grid = self.organization.grid
-        ends = {last, state.prefilled // grid, position // grid, *[depth // grid for depth in state.kept]}
+        ends = {last, position // grid, *[depth // grid for depth in state.kept]}
+        ends |= {state.prefilled // grid, state.branch // grid}
         return sorted([end for end in ends if first < end <= last])
 
     def _offer(self, state: LiveState, node: Node, depth: int, last: int) -> None:
@@ -329,12 +372,39 @@ class LiveStates:
             self.tree.offer(node, checkpoint)
             self.lifetime.offered(node, self._kind(state, node.depth, last))
             self.checkpoints_published += 1
+            self.retention.made(state, node)
             if is_live:
                 self._offered[state] = None
+            self._supersede(state, checkpoint)
         elif is_live:
             state.covered = depth
         if not is_live:
             self.organization.release(checkpoint)
+
+    def _want(self, state: LiveState, node: Node) -> None:
+        if state.newcomer:
+            state.newcomer = False
+            self.retention.want(node)
+
+    def _supersede(self, state: LiveState, checkpoint: Checkpoint) -> None:
+        """A deeper checkpoint stands: the one before it goes, once the forward that reads it is launched."""
+        before, state.passing = state.passing, checkpoint
+        if before is None or not isinstance(before.owner, Node) or self.placement(before.owner.depth):
+            return
+        if before is state.source:
+            state.superseded = before
+        else:
+            self._drop(state, before)
+
+    def _drop(self, state: LiveState, checkpoint: Checkpoint) -> None:
+        """Unless there is more to it than that it was the deepest for a while."""
+        node, grid = checkpoint.owner, self.organization.grid
+        if not isinstance(node, Node) or node.depth in (state.prefilled // grid, state.branch // grid):
+            return
+        others = checkpoint.references or checkpoint.pins or checkpoint.retained
+        if not (others or node.is_branch or node.uses or node.wants > 1):
+            self.tree.evict_checkpoint(checkpoint)
+            self.checkpoints_superseded += 1
 
     def _kind(self, state: LiveState, depth: int, last: int) -> Kind:
         prompt = state.prefilled // self.organization.grid
@@ -363,6 +433,7 @@ class LiveStates:
         for checkpoint in state.kept.values():
             self.organization.release(checkpoint)
         state.kept.clear()
+        self.retention.ended(state)
         self.lifetime.finished(state.prompt_end, state.answer_end)
         if state.live is not None:
             self._offered.pop(state, None)
@@ -377,6 +448,7 @@ class LiveStates:
             self.settled_in_place,
             self.checkpoints_skipped,
             self.checkpoints_published,
+            self.checkpoints_superseded,
             self.duplicates,
         )
 

@@ -40,6 +40,7 @@ class Node:
         "tree",
         "units",
         "uses",
+        "wants",
     )
 
     def __init__(
@@ -69,6 +70,8 @@ class Node:
         self.kind = Kind.INNER
         self.uses = 0
         """Hits on the boundary at the end, and turns of the conversation that ends there."""
+        self.wants = 0
+        """Distinct requests whose prompts left the tree's KV here."""
         self.rated = False
         """Whether `uses` has what the path inherits."""
 

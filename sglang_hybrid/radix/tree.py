@@ -89,6 +89,19 @@ class GridTree:
                 return block
         return node.blocks
 
+    def parted(self, node: Node, tokens: bytes, blocks: int) -> list[int]:
+        """Depths below `node` and above `blocks` on the path of `tokens` that requests came to or part at,
+        and that have no checkpoint."""
+        depths: list[int] = []
+        while True:
+            offset = node.depth * self.block_bytes
+            child = node.child(tokens[offset : offset + self.block_bytes])
+            if child is None or child.depth >= blocks or not tokens.startswith(child.key, offset):
+                return depths
+            if child.checkpoint is None and (child.is_branch or child.wants > 1):
+                depths.append(child.depth)
+            node = child
+
     def find(self, namespace: Hashable, tokens: bytes, blocks: int) -> Node | None:
         """The node that ends at this depth of the path of `tokens`; None inside a run or beyond."""
         node = self._roots.get(namespace)

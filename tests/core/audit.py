@@ -135,7 +135,12 @@ class Audit:
         check(found.checkpoints_cached == idle, f"{found}, not {idle} cached checkpoints")
         check(found.checkpoints_shared == len(offered) - idle, f"{found}, not {len(offered) - idle} shared")
         pins = Counter(id(checkpoint) for checkpoint in self.shadow.pins.values())
+        retained = Counter(id(checkpoint) for checkpoint in self.shadow.retained)
+        retained.update(id(c) for c, kept in self.shadow.live.retention._made.items() if kept)
+        made = {id(c) for request in self.shadow.running for c in request.live.made}
+        check({id(c) for c in self.shadow.live.retention._made} == made, "made by nobody who runs")
         for checkpoint in alive:
+            check(checkpoint.retained == retained[id(checkpoint)], "retained, but nobody retains it")
             check(checkpoint.pins == pins[id(checkpoint)], "pins do not equal what preempted requests hold")
         if isinstance(organization, PackedConv):
             lines = {checkpoint.line for checkpoint in alive}

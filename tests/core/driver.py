@@ -9,6 +9,7 @@ from collections.abc import Callable
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.pages import PageState
 from sglang_hybrid.pools.reclaim import ReclaimStep
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import Node
 from tests.core.audit import Audit
 from tests.core.shadow import VOCABULARY, Shadow
@@ -24,8 +25,8 @@ def _tokens(seed: int, count: int) -> list[int]:
 class Driver:
     """Every operation takes small integers and picks among what is there by them."""
 
-    def __init__(self, organization: Organization) -> None:
-        self.shadow = Shadow(organization)
+    def __init__(self, organization: Organization, policy: Policy = DEFAULT_POLICY) -> None:
+        self.shadow = Shadow(organization, policy)
         self.audit = Audit(self.shadow)
         self.done: Counter[str] = Counter()
         self._stems = [_tokens(stem, organization.token_capacity()) for stem in range(2)]
@@ -166,6 +167,9 @@ class Driver:
             leaves=evicted.leaf_blocks,
             checkpoints=evicted.checkpoints,
             given_up=evicted.pins_given_up,
+            retained=self.shadow.live.retention.retained_ever,
+            superseded=states.checkpoints_superseded,
+            waits=self.shadow.admission.waits,
         )
 
     # -- bulk -------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ class Driver:
         while self.shadow.waiting or self.shadow.running:
             limit -= 1
             assert limit, "requests make no progress"
-            if not self.shadow.prepare_extend(1 << 20, margin=1):
+            if not self.shadow.prepare_extend(1 << 20):
                 self._drain_decode()
             self.launch()
             while self.shadow.launched:

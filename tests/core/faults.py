@@ -11,8 +11,10 @@ from sglang_hybrid.pools.pages import Entry, PagePool
 from sglang_hybrid.pools.reclaim import Reclaim, ReclaimStep
 from sglang_hybrid.pools.shared import PackedConv
 from sglang_hybrid.pools.slabs import SlabLines
+from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveState, LiveStates, Published
+from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core import shadow as shadow_module
 from tests.core.content import Place
@@ -328,3 +330,20 @@ def namespaces_are_joined_into_one_string() -> AbstractContextManager[object]:
 @fault("S1")
 def a_pin_is_never_undone() -> AbstractContextManager[object]:
     return patch.object(Lifetime, "unpin", lambda self, checkpoint: None)
+
+
+# -- policy ---------------------------------------------------------------------------------
+
+
+@fault("S1")
+def headroom_is_asked_for_when_nothing_runs() -> AbstractContextManager[object]:
+    def fits(self: Admission, units: int, admitted: int, leaves: int) -> bool:
+        need = Need(units, self.live.due + admitted + 1)
+        return self.organization.could_fit(need.plus(self.reserve(leaves)))
+
+    return patch.object(Admission, "fits", fits)
+
+
+@fault("S1")
+def what_a_finished_request_made_stays_retained() -> AbstractContextManager[object]:
+    return patch.object(Retention, "ended", lambda self, state: state.made.clear())

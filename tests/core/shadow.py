@@ -13,7 +13,8 @@ from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.reclaim import Reclaim
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core.content import NOWHERE, ContentError, Memory, place_of
 from tests.core.request import Forward, Request
@@ -26,11 +27,12 @@ VOCABULARY = 3
 class Shadow:
     """One scheduler.  Methods are named after what the engine does; they assert what it relies on."""
 
-    def __init__(self, organization: Organization) -> None:
+    def __init__(self, organization: Organization, policy: Policy = DEFAULT_POLICY) -> None:
         self.organization = organization
         self.tree = GridTree(organization, TOKEN_BYTES)
         self.lifetime = Lifetime(self.tree)
-        self.live = LiveStates(self.tree, self.lifetime)
+        self.live = policy.live_states(self.tree, self.lifetime)
+        self.admission = policy.admission(self.live)
         self.memory = Memory(organization)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -40,8 +42,6 @@ class Shadow:
         self.prepared: list[Forward] = []
         self.launched: list[list[Forward]] = []
         self.finished = self.hits = 0
-        self.rounding = 1
-        """Units that SGLang adds to what a request asks for."""
         self._rid = 0
 
     # -- arrival and admission --------------------------------------------------------------
@@ -50,7 +50,7 @@ class Shadow:
         self, tokens: Sequence[int], new: int, namespace: Hashable = None, private: bool = False
     ) -> Request | None:
         """Queue a request; None when an empty budget cannot serve it (`most_new_tokens`)."""
-        units = ceil_div(len(tokens) + new, self.organization.unit_tokens) + self.rounding
+        units = ceil_div(len(tokens) + new, self.organization.unit_tokens)
         if not self.organization.capacity_fits(Need(units, 2)):
             return None
         self._rid += 1
@@ -89,9 +89,9 @@ class Shadow:
             self._prepare(request, end)
         return [request for request, _ in wanted]
 
-    def _need(self, units: int, fresh: int = 0) -> Need:
+    def _need(self, units: int) -> Need:
         """What the batch in preparation takes; states of those admitted before are due."""
-        return Need(units, fresh + self.live.due)
+        return Need(units, self.live.due)
 
     def _admit(self, request: Request, chunk: int, units: int) -> bool:
         grid = self.organization.grid
@@ -101,8 +101,9 @@ class Shadow:
             self.organization.hold(node.checkpoint)
         request.node, request.adopted = node, node.checkpoint
         request.end = match.depth * grid
-        more = self._units_to(request, min(request.prompt, request.end + chunk))
-        if not self.organization.could_fit(self._need(units + more, fresh=1)):
+        end = min(request.prompt, request.end + chunk)
+        more = self._units_to(request, end)
+        if not self.admission.fits(units + more, 0, len(self.live.planned(request.end, end))):
             self._let_go(request)
             self.tree.unlock(node)
             request.node, request.end = None, 0
@@ -110,8 +111,10 @@ class Shadow:
         request.hit = request.end
         self.hits += request.hit > 0
         request.lives += 1
-        request.state = LiveState(private=request.private)
+        request.state = LiveState(private=request.private, newcomer=request.lives == 1)
         request.state.branch = match.attention_depth * grid
+        parted = self.tree.parted(node, request.known_bytes(), match.attention_depth)
+        request.state.parted = [depth * grid for depth in parted]
         request.state.units = [unit for block in node.path() for unit in block.units]
         self._record(request, match)
         self.live.running += 1

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sglang_hybrid.geometry import GeometryError, ModelGeometry
+from sglang_hybrid.radix.placement import PLACEMENTS
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from tests.core.driver import Driver
 from tests.core.worlds import CONV_ONLY, NAMES, SMALL, SSM_ONLY, STRIPED, World
 
@@ -44,11 +46,22 @@ def world(name: str, chance: random.Random) -> World:
         return drawn
 
 
+def policy(chance: random.Random) -> Policy:
+    """The defaults as often as anything else."""
+    if chance.random() < 0.5:
+        return DEFAULT_POLICY
+    return Policy(
+        headroom=chance.choice([0.0, 0.1, 0.3, 0.9]),
+        retention=chance.choice([None, 1, 2]),
+        checkpoints=chance.choice(sorted(PLACEMENTS)),
+    )
+
+
 def replay(name: str, seed: int) -> Driver:
     """One history; raises where it goes wrong, naming the operation."""
     chance = random.Random(seed)
     drawn = world(name, chance)
-    driver = Driver(drawn.build())
+    driver = Driver(drawn.build(), policy(chance))
     try:
         for _ in range(HISTORY):
             driver.step(chance)
@@ -73,6 +86,7 @@ def test_random_histories_keep_every_rule(name: str) -> None:
     assert done["flush"] and done["resume"] and done["abandon"] and done["preempt"], done
     # A history that never gets there proves nothing about it.
     expected = {"hits", "forks", "in_place", "skipped", "published", "duplicates", "finished"}
+    expected |= {"retained", "superseded", "waits"}
     expected |= {"dead", "checkpoints", "given_up", "leaves" if name == "D0" else "checkpoints"}
     if OPERATIONS >= 200_000:
         assert not expected - (+reached).keys(), reached
@@ -85,7 +99,8 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1000))
     def build(self, seed: int) -> None:
-        self.driver = Driver(world(self.name, random.Random(seed)).build())
+        chance = random.Random(seed)
+        self.driver = Driver(world(self.name, chance).build(), policy(chance))
 
     @rule(stem=st.integers(0, 9), shared=st.integers(0, 17), tail=st.integers(0, 7), new=st.integers(0, 11))
     def submit(self, stem: int, shared: int, tail: int, new: int) -> None:

@@ -1,9 +1,12 @@
 """What a request finds, keeps and hands over.  Each test is one rule of DESIGN.md."""
 
+from unittest.mock import patch
+
 import pytest
 
 from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.pools.pages import IntegrityError
+from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.live import LiveState
 from tests.core.request import Request
 from tests.core.serve import (
@@ -165,7 +168,8 @@ def test_states_that_somebody_may_have_to_take_are_not_spent_on_checkpoints(name
     # Room for the second's units and live state, the first's next state, and one unit each.
     state = {"S0": 1, "S1": 3, "S2": 2, "D0": 0}[name]
     squeeze(shadow, pages=4 + state + state + 2, states=2)
-    shadow.prepare_extend(100)
+    with patch.object(Admission, "reserve", return_value=Need()):  # it would wait for room for both
+        shadow.prepare_extend(100)
     assert second.live.boundaries == []
     assert shadow.prepare_decode([first]) == [first]
     shadow.launch()

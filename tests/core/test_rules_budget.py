@@ -61,7 +61,6 @@ def test_the_smallest_legal_budget_serves_a_hit(name: str, grid: int, model: Mod
         return
     budget = smallest(name, model, grid)
     shadow = Shadow(make_organization(name, model, grid, budget))
-    shadow.rounding = 0  # the organization's own limit, without what an engine adds
     tail = shadow.organization.unit_tokens
     assert serve(shadow, T(1, grid)).hit == 0
     assert serve(shadow, T(1, grid) + T(2, tail - 1)).hit == grid

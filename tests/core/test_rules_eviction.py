@@ -48,7 +48,7 @@ def test_dead_halves_go_first(name: str) -> None:
     shadow.tree.evict_checkpoint(checkpoint_at(shadow, T(2, 17), 3))
     free = shadow.organization.units_free()
     assert shadow.lifetime.make_room(Need(units=free + 2 * shadow.organization.units_per_block))
-    assert shadow.lifetime.counts == (2, 0, 0, 0)
+    assert shadow.lifetime.counts == (2, 0, 0, 0, 0)
     assert match(shadow, T(1, 17))[1:] == (4, 4) and match(shadow, T(2, 17))[1:] == (2, 2)
 
 
@@ -166,6 +166,8 @@ def test_an_optional_checkpoint_gives_up_neither_pin_nor_retention(name: str, ki
     getattr(shadow.lifetime, kind)(kept)
     if kind == "pin":
         shadow.pins[-1] = kept
+    else:
+        shadow.retained.append(kept)
     serve(shadow, T(2, 14))
     assert match(shadow, T(1, 5)).depth == 1
     assert shadow.live.counts.checkpoints_skipped > 0 and shadow.lifetime.pins_given_up == 0

@@ -4,7 +4,8 @@
 the tree that it judges: a prompt whose tail happens to go on as an earlier answer did matches longer too.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Key = tuple[str | None, str | None]
@@ -65,3 +66,48 @@ class DenseGrid:
     def clear(self) -> None:
         """Forget everything, as a flush does."""
         self.committed.clear()
+
+
+@dataclass
+class ChosenGrid(DenseGrid):
+    """As `DenseGrid`, with checkpoints only where a placement takes them (`--hybrid-checkpoints`).
+
+    Of a request that is alone: where its prompt leaves what the cache knew, at the last boundary of the
+    prompt and of the answer, and at the depths, in grid steps, that `keeps` names.
+    """
+
+    keeps: Callable[[int], bool] = lambda depth: False
+    taken: set[tuple[Key, tuple[int, ...]]] = field(default_factory=set)
+
+    def hit(self, prompt: Sequence[int], key: Key = NO_KEY, logprob_start: int | None = None) -> int:
+        most = hit(self.grid, self.common(prompt, key), len(prompt), logprob_start)
+        depths = range(most, 0, -self.grid)
+        return next((depth for depth in depths if (key, tuple(prompt[:depth])) in self.taken), 0)
+
+    def commit(self, prompt: Sequence[int], outputs: Sequence[int], key: Key = NO_KEY) -> None:
+        left = hit(self.grid, self.common(prompt, key), len(prompt)) // self.grid
+        sequence = (*prompt, *outputs[:-1])
+        last = len(sequence) // self.grid
+        depths = {left, len(prompt) // self.grid, last} | {d for d in range(1, last + 1) if self.keeps(d)}
+        self.taken |= {(key, sequence[: depth * self.grid]) for depth in depths if depth}
+        super().commit(prompt, outputs, key)
+
+    def nodes(self) -> int:
+        return len(self.taken)
+
+    def clear(self) -> None:
+        super().clear()
+        self.taken.clear()
+
+
+def sparse(pages: float) -> Callable[[int], bool]:
+    """Depths that `sparse` keeps when a checkpoint takes so many blocks of memory (README)."""
+
+    def keeps(depth: int) -> bool:
+        best = math.sqrt(pages * pages + pages * (2 * depth + 1)) - pages
+        step = 1
+        while 2 * step <= best:
+            step *= 2
+        return depth % step == 0
+
+    return keeps

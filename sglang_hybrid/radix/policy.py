@@ -1,0 +1,30 @@
+"""What an operator chooses about the life of a checkpoint, and the parts that it governs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sglang_hybrid.radix.admission import Admission
+from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.placement import PLACEMENTS
+from sglang_hybrid.radix.retention import Retention
+from sglang_hybrid.radix.tree import GridTree
+
+
+class Policy(NamedTuple):
+    """`--hybrid-headroom`, `--hybrid-retention` and `--hybrid-checkpoints`."""
+
+    headroom: float = 0.0
+    retention: int | None = None
+    checkpoints: str = "all"
+
+    def live_states(self, tree: GridTree, lifetime: Lifetime) -> LiveStates:
+        placement = PLACEMENTS[self.checkpoints](tree.organization)
+        return LiveStates(tree, lifetime, placement, Retention(lifetime, self.retention))
+
+    def admission(self, live: LiveStates) -> Admission:
+        return Admission(live, live.lifetime, self.headroom)
+
+
+DEFAULT_POLICY = Policy()
