@@ -6,11 +6,12 @@ holds the recurrent layers dealt to it, stripe by stripe (DESIGN.md, Page format
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
-from sglang_hybrid.geometry import GeometryError, ModelGeometry, PageGeometry
+from sglang_hybrid.geometry import GeometryError, ModelGeometry, PageGeometry, ceil_div
 from sglang_hybrid.pools.organization import Layout
 from sglang_hybrid.pools.views import ConvView, StateView
 
@@ -42,6 +43,24 @@ class StateShape(NamedTuple):
         )
 
 
+def check_alignment(layout: Layout, shape: StateShape, model: ModelGeometry) -> None:
+    """Raise `GeometryError`, naming what would do, unless every view begins on its dtype."""
+    for what, stride, dtype in (
+        ("page", layout.state_page_bytes, shape.ssm_dtype),
+        ("conv line", layout.line_bytes, shape.conv_dtype),
+        ("conv offset", layout.line_offset, shape.conv_dtype),
+    ):
+        if stride % dtype.itemsize == 0:
+            continue
+        # A page of whole blocks that holds a checkpoint, in steps that are aligned; S1 has no offset.
+        step = dtype.itemsize // math.gcd(model.kv_row_bytes, dtype.itemsize)
+        grid = step * ceil_div(layout.state_page_bytes, step * model.kv_row_bytes)
+        choice = "--hybrid-mem S1" if what == "conv offset" or not layout.shared else ""
+        if what != "conv offset":
+            choice = " and ".join(filter(None, (choice, f"--hybrid-grid {grid}")))
+        raise GeometryError(f"a {what} of {stride} bytes is no multiple of {dtype}: use {choice}")
+
+
 class Arenas:
     """All buffers of one rank; every view aliases them."""
 
@@ -49,15 +68,7 @@ class Arenas:
         self.layout = layout
         self.shape = shape
         self.model = model
-        for what, stride, dtype in (
-            ("page", layout.state_page_bytes, shape.ssm_dtype),
-            ("conv line", layout.line_bytes, shape.conv_dtype),
-            ("conv offset", layout.line_offset, shape.conv_dtype),
-        ):
-            if stride % dtype.itemsize:
-                raise GeometryError(
-                    f"a {what} of {stride} bytes is no multiple of {dtype}: use another --hybrid-grid"
-                )
+        check_alignment(layout, shape, model)
         kv_bytes = layout.kv_pages * layout.kv_page_bytes
         state_bytes = layout.state_pages * layout.state_page_bytes
         self.kv_buffers = [
