@@ -79,7 +79,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--help")
     shown = capsys.readouterr().out
-    plain = ("grid", "budget-bytes", "attention-share", "kernels")
+    plain = ("grid", "budget-bytes", "attention-share", "trace", "kernels")
     for flag in (*plain, "mem {S0,S1,S2,D0}", "conv-slots {pow2,tight}"):
         assert f"--hybrid-{flag}" in shown
 
@@ -100,7 +100,13 @@ def test_derived(model: str) -> None:
     assert now.uses_mamba_radix_cache is True
     assert now.disable_overlap_schedule is False
     assert now.cuda_graph_config.prefill.backend == "disabled"
-    assert args.settings(record) == args.HybridSettings("S1", 16, 16, None, "auto", {})
+    assert args.settings(record) == args.HybridSettings("S1", 16, 16, None, "auto", None, {})
+
+
+def test_trace(model: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "trace.jsonl")
+    record = resolved("--model-path", model, QUIET, "--hybrid-mem", "S1", "--hybrid-trace", target)
+    assert args.settings(record).trace == target
 
 
 def test_attention_share(model: str) -> None:

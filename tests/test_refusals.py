@@ -32,6 +32,12 @@ ROWS = (
     Row("--hybrid-grid 0", "--hybrid-grid 0", "512"),
     Row("--hybrid-grid -8", "--hybrid-grid -8", "512"),
     Row("--hybrid-budget-bytes 0", "--hybrid-budget-bytes 0", "8G"),
+    Row("--hybrid-trace /no/such/trace.jsonl", "there is no folder /no/such", "trace.jsonl"),
+    Row("--hybrid-trace /", "it exists and is no file", "trace.jsonl"),
+    Row("--hybrid-trace tcp://127.0.0.1", "has the form tcp://HOST:PORT", "tcp://127.0.0.1:5599"),
+    Row("--hybrid-trace tcp://127.0.0.1:70000", "a port from 1 to 65535", "tcp://127.0.0.1:5599"),
+    Row("--hybrid-trace tcp://203.0.113.7:5599", "cannot be bound", "tcp://127.0.0.1:5599"),
+    Row("--hybrid-trace ipc:///tmp/trace", "neither a path nor an address", "tcp://127.0.0.1:5599"),
     Row("--page-size 64", "--page-size 64", "--hybrid-grid 64"),
     Row(
         "--hybrid-grid 16 --page-size 1",
@@ -270,6 +276,7 @@ def test_every_built_organization_passes(mem: str, model: str) -> None:
         "--hybrid-budget-bytes 1000",
         "--hybrid-attention-share 0.5",
         "--hybrid-conv-slots tight",
+        "--hybrid-trace trace.jsonl",
         "--hybrid-kernels torch",
     ],
 )

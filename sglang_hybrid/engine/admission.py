@@ -47,6 +47,7 @@ class GridPrefillBudget(PrefillBudget):
         super().__init__(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
         self.organization: Organization = allocator.organization
         self.live: LiveStates = tree_cache.live
+        self.refused = tree_cache.refused
         # Published live states may have to fork even when memory is short: `LiveStates.due`.
         self.due = self.live.due
         self.states = 0
@@ -68,8 +69,11 @@ class GridPrefillBudget(PrefillBudget):
         if self.closed:
             return False, None
         units = ceil_div(int(total_tokens + self.total_offset), self.page_size)
-        fits = self.organization.could_fit(Need(units, self.states + self.due + 1))
-        return (True, chunk_limit) if fits else (False, None)
+        need = Need(units, self.states + self.due + 1)
+        if self.organization.could_fit(need):
+            return True, chunk_limit
+        self.refused("admission", need)
+        return False, None
 
     def available_chunk_tokens(self, chunk_limit: int) -> int | None:
         """Tokens that a chunked prompt may go on with; it waits when others hold the memory."""
@@ -85,6 +89,7 @@ class GridPrefillBudget(PrefillBudget):
                 high = middle - 1
         if not low:
             self.closed = True
+            self.refused("chunk", Need(1 + decodes, self.states + self.live.forced))
             return None
         return min(chunk_limit, low * self.page_size)
 

@@ -30,6 +30,7 @@ _FLAG_FIELDS = (
     "hybrid_budget_bytes",
     "hybrid_attention_share",
     "hybrid_conv_slots",
+    "hybrid_trace",
     "hybrid_kernels",
     "hybrid_exact",
 )
@@ -85,6 +86,14 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
         ),
         NS("hybrid"),
     ] = None
+    hybrid_trace: A[
+        Optional[str],  # noqa: UP045
+        Arg(
+            help="Where to write one record a request (reuse depth and its cause, never token text): a path "
+            "for lines of JSON, or tcp://HOST:PORT for a ZMQ publisher. Needs --hybrid-mem.",
+        ),
+        NS("hybrid"),
+    ] = None
     hybrid_kernels: A[
         Optional[str],  # noqa: UP045
         Arg(
@@ -116,6 +125,7 @@ class HybridSettings(NamedTuple):
     page_size: int
     budget_bytes: int | None
     kernels: str
+    trace: str | None
     options: dict[str, Any]
     exact: bool = False
 
@@ -194,6 +204,7 @@ def settings(record: Any | None = None) -> HybridSettings:
         page_size=page_size_for(mem, grid),
         budget_bytes=resolution_result(record, "hybrid_budget_bytes"),
         kernels=resolution_result(record, "hybrid_kernels") or "auto",
+        trace=resolution_result(record, "hybrid_trace"),
         options=organization_options(record),
         exact=bool(record.hybrid_exact),
     )

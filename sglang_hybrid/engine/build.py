@@ -183,7 +183,7 @@ def make_tree_cache(context: Any) -> GridPrefixCache:
     Raises:
         SeamError: a hook did not take, or the pools are not ours.
     """
-    from sglang_hybrid.engine import seams
+    from sglang_hybrid.engine import observe, seams
 
     seams.assert_applied()
     params = context.params
@@ -191,7 +191,9 @@ def make_tree_cache(context: Any) -> GridPrefixCache:
     for pool, kind in ((requests, GridRequests), (tokens, GridTokens)):
         if not isinstance(pool, kind):
             raise seams.SeamError(f"the tree factory expected a {kind.__name__}, found {type(pool).__name__}")
-    return GridPrefixCache(requests, tokens, params.enable_metrics)
+    cache = GridPrefixCache(requests, tokens, params.enable_metrics)
+    observe.connect(cache, settings().trace)
+    return cache
 
 
 def most_running(organization: Organization) -> int:

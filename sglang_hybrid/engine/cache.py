@@ -21,14 +21,17 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     TreeLock,
 )
 
+from sglang_hybrid.engine.reuse import Lookup, ReuseLog
 from sglang_hybrid.pools.organization import Checkpoint, Need
+from sglang_hybrid.radix.account import Refusals, binding
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveStates
-from sglang_hybrid.radix.tree import GridTree, Node
+from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.tree import GridTree, Match, Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
+    from sglang_hybrid.engine.metrics import Exporter
     from sglang_hybrid.engine.requests import GridRequests
     from sglang_hybrid.engine.tokens import GridTokens
 
@@ -60,6 +63,10 @@ class GridPrefixCache(BasePrefixCache):
         self.live = LiveStates(self.tree, self.lifetime)
         self.pins: dict[str, Checkpoint] = {}
         """The deepest boundary of each preempted request, by request id."""
+        self.reuse = ReuseLog(self.grid)
+        self.refusals = Refusals()
+        self.exporter: Exporter | None = None
+        """Set where this scheduler has metrics to show."""
         requests.connect(self)
         tokens.connect(self)
         if enable_metrics:
@@ -70,9 +77,10 @@ class GridPrefixCache(BasePrefixCache):
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Joint match (DESIGN.md, Lookup); no side effects, SGLang calls it once a pass and request."""
         key = params.key
-        match = self.tree.match(
-            (key.extra_key, key.cache_salt), _encode(key.token_ids), len(key) // self.grid
-        )
+        namespace = (key.extra_key, key.cache_salt)
+        match = self.tree.match(namespace, _encode(key.token_ids), len(key) // self.grid)
+        if params.req is not None:
+            params.req.hybrid_lookup = Lookup(namespace, len(key), match)
         length = match.depth * self.grid
         return MatchResult(
             device_prefix_len=length,
@@ -103,6 +111,17 @@ class GridPrefixCache(BasePrefixCache):
         if lock.adopted is not None:
             checkpoint, lock.adopted = lock.adopted, None
             self.organization.release(checkpoint)
+
+    def admitted(self, req: Req, state: LiveState) -> None:
+        """The request gets its row: record what it could have reused."""
+        lookup: Lookup = req.hybrid_lookup
+        node: Node = req.lock.node
+        found = Match(node, node.depth, max(node.depth, lookup.match.attention_depth))
+        tokens = req.full_untruncated_fill_ids
+        reuse = self.live.admitted(
+            state, lookup.namespace, _encode(tokens), len(tokens), lookup.usable, found
+        )
+        self.reuse.admitted(req, lookup.namespace, reuse)
 
     def adopted(self, req: Req) -> Checkpoint | None:
         """The checkpoint that the request's next forward starts from, if it is a hit."""
@@ -200,6 +219,7 @@ class GridPrefixCache(BasePrefixCache):
 
     def release_aborted_request(self, handle: CacheRequestHandle) -> None:
         self.unpin(handle.rid)
+        self.reuse.aborted(handle.rid)
 
     # -- eviction and flush -----------------------------------------------------------------
 
@@ -226,7 +246,26 @@ class GridPrefixCache(BasePrefixCache):
         self.pins.clear()
         self.tree.reset()
         self.lifetime.reset()
+        self.live.history.reset()
         self.organization.reset()
+        self.changed()
+
+    # -- metrics ----------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """A step is prepared, or something refused: metrics are out of date."""
+        if self.exporter is not None:
+            self.exporter.changed()
+
+    def idle(self) -> None:
+        """Nothing runs or waits."""
+        if self.exporter is not None:
+            self.exporter.idle()
+
+    def refused(self, where: str, need: Need) -> None:
+        """Count a need that does not fit, by its binding resource."""
+        self.refusals.add(where, binding(self.organization, need))
+        self.changed()
 
     # -- what SGLang asks -------------------------------------------------------------------
 

@@ -80,6 +80,12 @@ HOOKS: tuple[Hook, ...] = (
         SCHEDULER,
     ),
     Hook(
+        f"{SCHEDULER}.Scheduler.get_output_streamer_class",
+        "sglang_hybrid.engine.streamer:output_streamer_class",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
+    Hook(
         f"{SCHEDULER}.Scheduler.get_prefill_adder_class",
         "sglang_hybrid.engine.build:prefill_adder_class",
         HookType.AROUND,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sglang_hybrid.engine import trace
 from sglang_hybrid.engine.args import (
     CONV_SLOTS,
     KERNELS,
@@ -71,6 +72,14 @@ def _kernels(facts: Facts) -> str | None:
         return f"--hybrid-kernels {value} is unknown; legal: {', '.join(KERNELS)}."
     reason = why_not(value, device)
     return reason and f"--hybrid-kernels {value} is not served here: {reason}."
+
+
+def _trace(facts: Facts) -> str | None:
+    value = facts.given("hybrid_trace")
+    if value is None:
+        return None
+    why = trace.problem(value) if isinstance(value, str) else "it is no text"
+    return why and f"--hybrid-trace {value!r} cannot be written: {why}; use {trace.EXAMPLE}."
 
 
 def _page_size(facts: Facts) -> str | None:
@@ -170,6 +179,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     Rule("hybrid_kernels", _kernels),
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
+    Rule("hybrid_trace", _trace),
     Rule("hybrid_attention_share", _attention_share),
     Rule("hybrid_conv_slots", _conv_slots),
     Rule("page_size", _page_size),

@@ -182,6 +182,7 @@ class GridRequests(HybridReqToTokenPool):
             self.states_by_row[req.kv.req_pool_idx] = state
             self._requests[req.kv.req_pool_idx] = req
             self.cache.unpin(req.rid)
+            self.cache.admitted(req, state)
         self.live.running += len(fresh)
         self._preparing = reqs
         return rows
@@ -200,6 +201,7 @@ class GridRequests(HybridReqToTokenPool):
             self._prepare_extend(reqs, target_seq_lens_cpu.tolist())
         else:
             self._prepare_decode(req_pool_indices_cpu, target_seq_lens_cpu - 1)
+        self.cache.changed()
 
     def _prepare_extend(self, reqs: list[Req], ends: list[int]) -> None:
         rows = [req.kv.req_pool_idx for req in reqs]
@@ -239,6 +241,7 @@ class GridRequests(HybridReqToTokenPool):
         if state is not None:
             self.live.release(state)
             self.live.running -= 1
+            self.cache.reuse.left(req)
         self.states_by_row[row] = self._requests[row] = None
         self._forked.discard(row)
         super().free(req)

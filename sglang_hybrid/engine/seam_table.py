@@ -9,6 +9,9 @@ from __future__ import annotations
 from sglang_hybrid.engine.seams import Seam
 
 SEAMS: tuple[Seam, ...] = (
+    Seam("prometheus_client.mmap_dict:MmapedDict.read_all_values_from_file", "filename"),
+    Seam("prometheus_client.mmap_dict:MmapedDict.write_value", "self key value timestamp"),
+    Seam("prometheus_client.mmap_dict:mmap_key", "metric_name name labelnames labelvalues help_text"),
     Seam("sglang.srt.arg_groups.arg_utils:NS", "path"),
     Seam("sglang.srt.arg_groups.mamba_hook:validate_mamba_no_buffer", "view model_arch"),
     Seam("sglang.srt.arg_groups.overrides:attention_backends_of", "cfg"),
@@ -74,7 +77,13 @@ SEAMS: tuple[Seam, ...] = (
         "prefill_tile_block_m",
     ),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
+    Seam("sglang.srt.managers.scheduler:Scheduler.get_output_streamer_class", "self"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_prefill_adder_class", "self"),
+    Seam(
+        "sglang.srt.managers.scheduler_components.output_streamer:"
+        "SchedulerOutputStreamer.is_request_level_customized_info_key",
+        "self key",
+    ),
     Seam("sglang.srt.mem_cache.allocation:alloc_for_decode_default", "batch token_per_req"),
     Seam("sglang.srt.mem_cache.allocation:alloc_for_extend", "batch"),
     Seam("sglang.srt.mem_cache.allocation:ensure_mamba_capacity", "req_to_token_pool reqs tree_cache"),
@@ -307,8 +316,10 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.plugins.hook_registry:HookRegistry.register", "target hook hook_type source"),
     Seam("sglang.srt.runtime_context:RuntimeContext.override", "self source fields"),
     Seam("sglang.srt.runtime_context:get_context", ""),
+    Seam("sglang.srt.runtime_context:get_observability", ""),
     Seam("sglang.srt.runtime_context:get_parallel", ""),
     Seam("sglang.srt.runtime_context:get_schedule", ""),
     Seam("sglang.srt.runtime_context:get_server_args", ""),
+    Seam("sglang.srt.runtime_context:get_serving", ""),
     Seam("sglang.srt.server_args:ServerArgs.add_cli_args", "parser"),
 )

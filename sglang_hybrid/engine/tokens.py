@@ -159,11 +159,15 @@ class GridTokens(PagedTokenToKVPoolAllocator):
 
         Checkpoints at its boundaries are optional.
         """
-        units = ceil_div(num_tokens, self.page_size)
-        return self.organization.could_fit(Need(units, self.cache.live.forced))
+        need = Need(ceil_div(num_tokens, self.page_size), self.cache.live.forced)
+        if self.organization.could_fit(need):
+            return True
+        self.cache.refused("decode", need)
+        return False
 
     def verify_byte_accounting(self) -> list[str]:
         """Idle check of SGLang: nothing runs, so no page may be held or half reclaimed."""
+        self.cache.idle()
         usage = self.organization.usage()
         problems = []
         if usage.pages_held:

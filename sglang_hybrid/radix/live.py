@@ -350,7 +350,7 @@ class LiveStates:
         return Published(path[-1], duplicates, own_units)
 
     def _record(self, state: LiveState, tokens: bytes, length: int, path: Sequence[Node]) -> None:
-        if state.trail is not None:
+        if state.trail is not None and not state.private:
             taken = {node.depth for node in path if node.checkpoint is not None}
             self.history.computed(state.trail, tokens, length, taken)
 

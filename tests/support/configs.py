@@ -55,6 +55,8 @@ class ServerConfig:
     running: int = 8
     context: int = 4096
     flags: tuple[str, ...] = ()
+    observed: bool = False
+    """With metrics and a trace beside the log."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def args(self, model_dir: Path) -> list[str]:
@@ -141,12 +143,14 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ServerConfig(
             "tight",
             memory=Memory(tokens=512, spare=8),
+            observed=True,
             env=HOPEFUL,
         ),
         ServerConfig(
             "kv256",
             memory=Memory(tokens=256, spare=2),
             running=2,
+            observed=True,
             env=HOPEFUL,
         ),
         ServerConfig(
@@ -158,7 +162,9 @@ CONFIGS: Mapping[str, ServerConfig] = {
         # The other organizations, the same bytes.
         ServerConfig("s0", organization="S0", memory=Memory(tokens=2048, spare=64)),
         ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64)),
-        ServerConfig("d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64)),
+        ServerConfig(
+            "d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64), observed=True
+        ),
         # A family whose attention and recurrent layers are different sets; D0's chunks are off its grid.
         *(
             ServerConfig(

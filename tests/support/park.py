@@ -67,7 +67,10 @@ class ServerPark:
         """A server process of any configuration, which the caller waits for and ends."""
         self._starts += 1
         log = self.directory / f"{self._starts:02d}-{config.name}.log"
-        server = LiveServer(config.args(self.model_dir(config.model)), log, {**ENV, **config.env})
+        args = config.args(self.model_dir(config.model))
+        if config.observed and config.hybrid:
+            args += ["--enable-metrics", "--hybrid-trace", str(log.with_suffix(".jsonl"))]
+        server = LiveServer(args, log, {**ENV, **config.env})
         server.spawn()
         return server
 

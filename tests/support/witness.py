@@ -101,6 +101,7 @@ class Witness:
         assert reply.prompt_tokens == len(prompt), what
         formula = self.expected.hit(prompt, key, start)
         self.check_bounds(reply.cached, formula, prompt, what)
+        self.check_reuse(reply, what)
         if self.config.hybrid and (self.exact if exact is None else exact):
             assert reply.cached == formula, f"{what}: hit {reply.cached}, the formula says {formula}"
         self.check_output(reply, prompt, m, what)
@@ -116,6 +117,15 @@ class Witness:
         assert cached <= formula, f"{what}: hit {cached} is above what was ever committed ({formula})"
         assert cached <= len(prompt) - 1, f"{what}: hit {cached} leaves nothing to compute"
         assert len(prompt) > self.G or cached == 0, f"{what}: a prompt of one grid step hit {cached}"
+
+    def check_reuse(self, reply: Reply, what: str) -> None:
+        """The reply's own account of its reuse agrees with itself and with the hit."""
+        if not self.config.hybrid:
+            return
+        first = reply.meta["hybrid"][0]
+        assert first["j_adopt"] == reply.cached <= first["attention"] <= first["r_max"], f"{what}: {first}"
+        assert first["gap_r"] == first["r_max"] - reply.cached, f"{what}: {first}"
+        assert first["gap_r"] == 0 or first["lost_tokens"] == first["gap_r"], f"{what}: {first}"
 
     def check_output(self, reply: Reply, prompt: Sequence[int], m: int, what: str = "output") -> None:
         """I5: ids and logprobs as in a cold run."""
