@@ -32,7 +32,7 @@ class Cause(StrEnum):
     """Why a prompt was not reused deeper.  The first four explain Gap_R, at the boundary R_max."""
 
     NEVER_TAKEN = "never_taken"
-    """The placement wanted no checkpoint there."""
+    """The placement wanted no checkpoint there, or none to stay."""
     REFUSED = "refused_for_memory"
     """A checkpoint was wanted and found no memory."""
     EVICTED = "evicted"
@@ -242,6 +242,12 @@ class History:
             self._boundaries.put(trail.keyed(piece), Fate.REFUSED)
         else:
             trail.refused.add(depth)
+
+    def superseded(self, trail: Trail, depth: int) -> None:
+        """The placement lets the checkpoint at token `depth` go, now that a deeper one stands."""
+        piece = self._pieces_in(depth)
+        if piece <= trail.recorded:  # otherwise `computed` will not find it
+            self._boundaries.put(trail.keyed(piece), Fate.NEVER)
 
     # -- pieces -----------------------------------------------------------------------------
 

@@ -405,6 +405,8 @@ class LiveStates:
         if not (others or node.is_branch or node.uses or node.wants > 1):
             self.tree.evict_checkpoint(checkpoint)
             self.checkpoints_superseded += 1
+            if state.trail is not None:
+                self.history.superseded(state.trail, node.depth * grid)
 
     def _kind(self, state: LiveState, depth: int, last: int) -> Kind:
         prompt = state.prefilled // self.organization.grid

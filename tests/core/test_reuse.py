@@ -23,7 +23,6 @@ from sglang_hybrid.radix.history import (
     Reuse,
     Trail,
 )
-from sglang_hybrid.radix.live import LiveState
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core.request import Request
 from tests.core.shadow import Shadow
@@ -102,13 +101,14 @@ class Oracle:
         return offered, blocks
 
 
-def run(shadow: Shadow, oracle: Oracle, key: Hashable, prompt: Sequence[int]) -> Reuse:
-    """Serve one request of one token, and compare what its admission found."""
+def run(shadow: Shadow, oracle: Oracle, key: Hashable, prompt: Sequence[int], new: int = 1) -> Reuse:
+    """Serve one request, and compare what its admission found."""
     expected = oracle.expect(key, prompt)
-    request = shadow.submit(prompt, 1, key)
+    request = shadow.submit(prompt, new, key)
     assert request is not None
-    while request in shadow.waiting or request in shadow.running:
-        assert shadow.prepare_extend(1 << 20) == [request]
+    prefill(shadow, request)
+    while request in shadow.running:
+        assert shadow.prepare_decode([request]) == [request]
         shadow.launch()
         shadow.process()
     (found,) = request.reuses
@@ -168,9 +168,14 @@ def workload_under_policy(name: str, requests: int) -> list[Reuse]:
     """Memory for everything.  Raises AssertionError at the first record that is wrong."""
     shadow = Shadow(World(name, pages=9000, units=9000, states=3000).build())
     oracle = Oracle(shadow, placed=lambda block: block % 2 == 0, served=lambda block: block % 3 > 0)
-    with placement(shadow, oracle.placed), serving(shadow, oracle.served):
-        generate = Generator(8, KEYS)
-        return [run(shadow, oracle, *generate()) for _ in range(requests)]
+    shadow.live.placement = oracle.placed
+    found, generate = [], Generator(8, KEYS)
+    with serving(shadow, oracle.served):
+        for _ in range(requests):
+            key, prompt = generate()
+            found.append(run(shadow, oracle, key, prompt, new=9))
+            generate.texts[-1] = key, oracle.texts[key][-1]  # the next turn sends the answer back
+    return found
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,19 +183,6 @@ def test_generated_workload_under_policy(name: str) -> None:
     """100 more: the causes of a placement and of exact mode."""
     causes = Counter(found.cause for found in workload_under_policy(name, 100))
     assert set(causes) == {None, *Cause} - {Cause.EVICTED, Cause.REFUSED}, causes
-
-
-def placement(shadow: Shadow, placed: Callable[[int], bool]) -> AbstractContextManager[object]:
-    """A prefill plans no checkpoint where the placement wants none; its end has one in any case."""
-    extend = shadow.live.extend
-
-    def planned(state: LiveState, start: int, end: int) -> None:
-        extend(state, start, end)
-        for boundary in [one for one in state.boundaries if not placed(one.depth // GRID)]:
-            state.boundaries.remove(boundary)
-            shadow.organization.release(boundary.checkpoint)
-
-    return patch.object(shadow.live, "extend", planned)
 
 
 def serving(shadow: Shadow, served: Callable[[int], bool]) -> AbstractContextManager[object]:
@@ -318,6 +310,7 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "nothing beyond the last boundary": lambda: patch.object(History, "_beyond", lambda self, *_: 0),
     "other keys are not looked at": lambda: patch.object(Recent, "get", only_keyed),
     "a fingerprint stands for its own block only": lambda: patch.object(History, "_extend", unchained),
+    "what is superseded is evicted": lambda: patch.object(History, "superseded", lambda self, *_: None),
     "nobody looks whether it stands": lambda: patch.object(GridTree, "find", lambda self, *_: None),
     "what was taken is never lost": lambda: patch.object(History, "_fate", lambda self, *_: Cause.REFUSED),
 }
@@ -339,4 +332,4 @@ def unchained(self: History, trail: Trail, tokens: bytes, length: int) -> None:
 def test_a_planted_fault_turns_the_workload_red(fault: str) -> None:
     with FAULTS[fault](), pytest.raises(AssertionError):
         workload("S1", 120)
-        workload_under_policy("S1", 60)
+        workload_under_policy("S1", 100)
