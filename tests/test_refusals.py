@@ -234,6 +234,19 @@ def test_layout(mem: str, argv: str, value: str, choice: str, model: str) -> Non
     assert choice in said
 
 
+@pytest.mark.parametrize("mem", refusals.BUILT_ORGANIZATIONS)
+def test_the_named_budget_is_the_least(mem: str, model: str) -> None:
+    """HB-29: asked, available and the flag to change are named; the named value starts, one less does not."""
+    argv = ("--model-path", model, "--hybrid-mem", mem, "--hybrid-grid", "16", "--hybrid-budget-bytes")
+    named = re.search(r"--hybrid-budget-bytes 1000 .* use (\d+) or more", sentence(*argv, "1000"))
+    assert named
+    resolved(*argv, named[1], "--skip-tokenizer-init")
+    below = int(named[1]) - 1
+    if mem == "D0":
+        below = below * 9 // 10  # its two sides are rounded apart
+    assert f"use {named[1]} or more" in sentence(*argv, str(below))
+
+
 @pytest.mark.parametrize("share", ["0", "1", "-0.5", "1.5", "nan", "inf"])
 def test_share_leaves_both_pools(share: str, model: str) -> None:
     said = sentence("--model-path", model, "--hybrid-mem", "D0", f"--hybrid-attention-share={share}")
