@@ -24,6 +24,7 @@ def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> Non
     lifetime = Lifetime(tree)
     live = LiveStates(tree, lifetime)
     state = LiveState()
+    cache = SimpleNamespace(live=live, refused=lambda at, need: None)
     allocator = SimpleNamespace(organization=organization, page_size=organization.unit_tokens)
     prompt = longest_request(organization)
     tokens = bytes(i % 251 for i in range(prompt))
@@ -31,7 +32,7 @@ def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> Non
     live.running = 1
     done = 0
     while done < prompt:
-        room = GridPrefillBudget(allocator, SimpleNamespace(live=live)).available_chunk_tokens(chunk)
+        room = GridPrefillBudget(allocator, cache).available_chunk_tokens(chunk)
         assert room, f"{prompt - done} of {prompt} tokens wait for ever: {organization.usage()}"
         end = min(prompt, done + room)
         units = ceil_div(end, organization.unit_tokens) - len(state.units)
