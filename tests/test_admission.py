@@ -7,8 +7,10 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_hybrid.engine.admission import GridPrefillBudget, longest_request
+from sglang_hybrid.engine.build import most_running
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need
+from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveState, LiveStates
 from sglang_hybrid.radix.tree import GridTree
@@ -24,7 +26,8 @@ def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> Non
     lifetime = Lifetime(tree)
     live = LiveStates(tree, lifetime)
     state = LiveState()
-    cache = SimpleNamespace(live=live, refused=lambda at, need: None)
+    admission = Admission(live, lifetime)
+    cache = SimpleNamespace(live=live, admission=admission, refused=lambda at, need: None)
     allocator = SimpleNamespace(organization=organization, page_size=organization.unit_tokens)
     prompt = longest_request(organization)
     tokens = bytes(i % 251 for i in range(prompt))
@@ -32,7 +35,9 @@ def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> Non
     live.running = 1
     done = 0
     while done < prompt:
-        room = GridPrefillBudget(allocator, cache).available_chunk_tokens(chunk)
+        budget = GridPrefillBudget(allocator, cache)
+        budget.begun = -done % organization.unit_tokens
+        room = budget.available_chunk_tokens(chunk)
         assert room, f"{prompt - done} of {prompt} tokens wait for ever: {organization.usage()}"
         end = min(prompt, done + room)
         units = ceil_div(end, organization.unit_tokens) - len(state.units)
@@ -48,3 +53,52 @@ def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> Non
             live.handed_over(published)
         done = end
     assert len(state.units) == ceil_div(prompt, organization.unit_tokens)
+
+
+@pytest.mark.parametrize("headroom", [0.0, 0.99])
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_is_not_too_long_is_admitted_when_nothing_runs(name: str, headroom: float) -> None:
+    """`longest_request` and `check_prefill` count the same pieces, without SGLang's page for rounding."""
+    organization = World(name, pages=30, units=50, states=3).build()
+    lifetime = Lifetime(GridTree(organization, 1))
+    live = LiveStates(lifetime.tree, lifetime)
+    page = organization.unit_tokens
+    cache = SimpleNamespace(
+        live=live, admission=Admission(live, lifetime, headroom), refused=lambda *why: None
+    )
+    longest = longest_request(organization)
+    for tokens in range(1, organization.token_capacity() + 3 * page):
+        budget = GridPrefillBudget(SimpleNamespace(organization=organization, page_size=page), cache)
+        admitted, _ = budget.check_prefill(
+            extend_input_len=tokens, total_tokens=tokens + page, input_tokens=tokens, chunk_limit=None
+        )
+        assert admitted is organization.capacity_fits(Need(ceil_div(tokens, page), 1)), tokens
+        assert admitted or tokens > longest
+    live.running = live._alive = 1
+    budget = GridPrefillBudget(SimpleNamespace(organization=organization, page_size=page), cache)
+    admitted, _ = budget.check_prefill(
+        extend_input_len=page, total_tokens=2 * page, input_tokens=page, chunk_limit=None
+    )
+    assert admitted is (headroom == 0.0), "the headroom is asked for beside another request"
+
+
+@pytest.mark.parametrize("headroom", [0.0, 0.3])
+@pytest.mark.parametrize("name", NAMES)
+def test_as_many_may_run_as_is_announced(name: str, headroom: float) -> None:
+    """Requests of one unit each, in one pass."""
+    organization = World(name, pages=40, units=50, states=9).build()
+    lifetime = Lifetime(GridTree(organization, 1))
+    live = LiveStates(lifetime.tree, lifetime)
+    page = organization.unit_tokens
+    cache = SimpleNamespace(
+        live=live, admission=Admission(live, lifetime, headroom), refused=lambda *why: None
+    )
+    budget = GridPrefillBudget(SimpleNamespace(organization=organization, page_size=page), cache)
+    running = 0
+    while budget.check_prefill(
+        extend_input_len=1, total_tokens=1 + page, input_tokens=1, chunk_limit=None
+    )[0]:
+        running += 1
+        budget.states += 1
+        budget.total_offset += page
+    assert running == most_running(organization, headroom) > 1

@@ -29,6 +29,10 @@ class Row(NamedTuple):
 ROWS = (
     Row("--hybrid-kernels flashinfer", "--hybrid-kernels flashinfer", "torch"),
     Row("--hybrid-kernels triton", "--hybrid-kernels triton", "torch"),
+    Row("--hybrid-headroom 1", "--hybrid-headroom 1.0", "such as 0.1"),
+    Row("--hybrid-headroom -0.1", "--hybrid-headroom -0.1", "0 <= f < 1"),
+    Row("--hybrid-headroom nan", "--hybrid-headroom nan", "0 <= f < 1"),
+    Row("--hybrid-retention 0", "--hybrid-retention 0", "such as 1"),
     Row("--hybrid-grid 0", "--hybrid-grid 0", "512"),
     Row("--hybrid-grid -8", "--hybrid-grid -8", "512"),
     Row("--hybrid-budget-bytes 0", "--hybrid-budget-bytes 0", "8G"),
@@ -129,7 +133,7 @@ def test_refused(row: Row, model: str) -> None:
 
 
 def test_every_rule_has_a_row() -> None:
-    ours = {"hybrid_mem", "hybrid_attention_share", "hybrid_conv_slots"}
+    ours = {"hybrid_mem", "hybrid_checkpoints", "hybrid_attention_share", "hybrid_conv_slots"}
     planted = {"model_path", "mem_fraction_static", "cuda_graph_config"}  # tests of their own below
     rowed = {match.replace("-", "_") for row in ROWS for match in re.findall(r"--([a-z0-9-]+)", row.argv)}
     ruled = {rule.field for rule in (*refusals.INPUT_RULES, *refusals.MODEL_RULES)}
@@ -247,6 +251,37 @@ def test_the_named_budget_is_the_least(mem: str, model: str) -> None:
     assert f"use {named[1]} or more" in sentence(*argv, str(below))
 
 
+def test_the_smallest_budget_serves_a_hit(model: str) -> None:
+    """On a grid so small that SGLang's margin takes all that the organization's own least leaves."""
+    for mem, grid in (("S0", 3), ("S1", 4)):
+        argv = ("--model-path", model, "--hybrid-mem", mem, "--hybrid-grid", str(grid))
+        argv += ("--hybrid-budget-bytes",)
+        budget, reasons = 1000, []
+        while len(reasons) < 3:
+            try:
+                resolved(*argv, str(budget), "--skip-tokenizer-init")
+                break
+            except rules.Refusal as refusal:
+                reasons.append(str(refusal))
+            found = re.search(r"use (\d+) or more", reasons[-1])
+            assert found and int(found[1]) > budget
+            budget = int(found[1])
+        assert len(reasons) == 2, reasons
+        assert f"serves no prompt of more than {grid} tokens" in reasons[1]
+        assert "serves no prompt" in sentence(*argv, str(budget - 1))
+
+
+def test_budget_beyond_the_machine(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.utils import common
+
+    monkeypatch.setattr(common, "get_device_memory_capacity", lambda device: 1024.0)
+    argv = ("--model-path", model, *ON, "--hybrid-budget-bytes")
+    said = sentence(*argv, "1Gi")
+    assert "--hybrid-budget-bytes 1073741824 is more than the 1073741824 bytes" in said
+    assert "use less, such as 536870912" in said
+    resolved(*argv, "536870912", "--skip-tokenizer-init")
+
+
 @pytest.mark.parametrize("share", ["0", "1", "-0.5", "1.5", "nan", "inf"])
 def test_share_leaves_both_pools(share: str, model: str) -> None:
     said = sentence("--model-path", model, "--hybrid-mem", "D0", f"--hybrid-attention-share={share}")
@@ -269,8 +304,11 @@ def test_conv_slots_are_for_packing(mem: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("share", ["0.5", "0.0001", "0.9999"])
-def test_share_of_unknown_or_ample_bytes(share: str, model: str) -> None:
+def test_share_of_unknown_or_ample_bytes(share: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a budget only the scheduler knows the bytes; with one the parent knows both sides."""
+    from sglang.srt.utils import common
+
+    monkeypatch.setattr(common, "get_device_memory_capacity", lambda device: 1e6)
     argv = ("--model-path", model, "--hybrid-mem", "D0", "--hybrid-attention-share", share)
     for more in ((), ("--hybrid-budget-bytes", "100G")):
         resolved(*argv, *more, "--skip-tokenizer-init")
@@ -291,6 +329,9 @@ def test_every_built_organization_passes(mem: str, model: str) -> None:
         "--hybrid-conv-slots tight",
         "--hybrid-trace trace.jsonl",
         "--hybrid-kernels torch",
+        "--hybrid-headroom 0.1",
+        "--hybrid-retention 2",
+        "--hybrid-checkpoints branch",
     ],
 )
 def test_option_without_the_switch(extra: str, model: str) -> None:
@@ -371,6 +412,9 @@ def test_engine_values_are_checked_too(model: str) -> None:
             {"hybrid_mem": "S2", "hybrid_conv_slots": "wide"},
             r"conv-slots wide is unknown; legal: pow2, tight",
         ),
+        ({"hybrid_mem": "S1", "hybrid_checkpoints": "some"}, r"some is unknown; legal: all, branch, sparse"),
+        ({"hybrid_mem": "S1", "hybrid_headroom": "0.1"}, r"--hybrid-headroom '0.1' must be a part"),
+        ({"hybrid_mem": "S1", "hybrid_retention": 1.5}, r"--hybrid-retention 1.5 must be a whole number"),
         ({"hybrid_mem": "S1", "hybrid_grid": True}, r"--hybrid-grid True must be a whole number"),
     ):
         with pytest.raises(rules.Refusal, match=said):

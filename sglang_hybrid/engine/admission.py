@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need, Organization
+from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.live import LiveStates
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 ADMISSION_STATES = 2
 """States a request may need at once: its live state, and the checkpoint that a hit starts from."""
@@ -19,12 +24,12 @@ def longest_request(organization: Organization) -> int:
     """Tokens, prompt and answer together, of the longest request that an empty budget serves.
 
     The same pieces as `GridPrefillBudget.check_prefill` asks on an idle server, so that whatever
-    is no longer is admitted some time: SGLang reserves one unit a request for rounding.
+    is no longer is admitted some time.
     """
     low, high = 0, organization.token_capacity() // organization.unit_tokens
     while low < high:
         middle = (low + high + 1) // 2
-        if organization.capacity_fits(Need(units=middle + 1, checkpoints=ADMISSION_STATES)):
+        if organization.capacity_fits(Need(units=middle, checkpoints=ADMISSION_STATES)):
             low = middle
         else:
             high = middle - 1
@@ -49,9 +54,14 @@ class GridPrefillBudget(PrefillBudget):
         self.live: LiveStates = tree_cache.live
         self.refused = tree_cache.refused
         # Published live states may have to fork even when memory is short: `LiveStates.due`.
-        self.due = self.live.due
+        self.due: int = self.live.due
+        self.admission: Admission = tree_cache.admission
         self.states = 0
         """Live states of requests admitted in this pass, not allocated yet."""
+        self.leaves = self._asked = 0
+        """Checkpoints that they will leave; with those of the request that was asked for last."""
+        self.begun = 0
+        """Tokens for which the chunked prompt's last unit has room."""
         self.closed = False
         """A chunked prompt could not go on: nobody may take what it waits for."""
 
@@ -63,35 +73,46 @@ class GridPrefillBudget(PrefillBudget):
         return not self.closed and super().has_capacity()
 
     def check_prefill(
-        self, *, total_tokens: int, chunk_limit: int | None, **kwargs: Any
+        self,
+        *,
+        extend_input_len: int,
+        total_tokens: int,
+        input_tokens: int,
+        chunk_limit: int | None,
+        **kwargs: Any,
     ) -> tuple[bool, int | None]:
-        """Whether a waiting request fits: its tokens, its live state, and all promised in this pass."""
+        """Whether a waiting request may begin (`Admission.fits`), after all promised in this pass."""
         if self.closed:
             return False, None
-        units = ceil_div(int(total_tokens + self.total_offset), self.page_size)
-        need = Need(units, self.states + self.due + 1)
-        if self.organization.could_fit(need):
+        # Without SGLang's page for rounding: a prefix ends on a unit, so what follows is rounded here.
+        own = ceil_div(total_tokens - self.page_size, self.page_size)
+        units = own + ceil_div(math.ceil(self.total_offset), self.page_size)
+        start = input_tokens - extend_input_len
+        end = start + min(extend_input_len, extend_input_len if chunk_limit is None else chunk_limit)
+        self._asked = self.leaves + len(self.live.planned(start, end))
+        missing = self.admission.missing(units, self.states, self._asked)
+        if missing is None:
             return True, chunk_limit
-        self.refused("admission", need)
+        self.refused("admission", missing)
         return False, None
 
     def available_chunk_tokens(self, chunk_limit: int) -> int | None:
         """Tokens that a chunked prompt may go on with; it waits when others hold the memory."""
-        # Its live state goes on in place unless somebody has adopted it, and wherever its last unit ends, n
-        # tokens begin no more units than n / unit.  A prompt that is alone must never wait for more.
+        # Its live state goes on in place unless somebody has adopted it, and its last unit may have room.  A
+        # prompt that is alone must never wait for more.
         decodes = int(self.current_offset)  # in this batch, when chunks are mixed: a unit each, at most
-        low, high = 0, ceil_div(chunk_limit, self.page_size)
+        low, high = 0, ceil_div(max(0, chunk_limit - self.begun), self.page_size)
         while low < high:
             middle = (low + high + 1) // 2
             if self.organization.could_fit(Need(middle + decodes, self.states + self.live.forced)):
                 low = middle
             else:
                 high = middle - 1
-        if not low:
+        if not low + self.begun:
             self.closed = True
             self.refused("chunk", Need(1 + decodes, self.states + self.live.forced))
             return None
-        return min(chunk_limit, low * self.page_size)
+        return min(chunk_limit, self.begun + low * self.page_size)
 
     def fit_chunk(self, *, extend_input_len: int, max_new_tokens: int, chunk_limit: int) -> int | None:
         if extend_input_len > chunk_limit:
@@ -101,13 +122,27 @@ class GridPrefillBudget(PrefillBudget):
 
     def reserve(self, *args: Any, is_chunked_continuation: bool = False, **kwargs: Any) -> None:
         super().reserve(*args, is_chunked_continuation=is_chunked_continuation, **kwargs)
-        self.states += not is_chunked_continuation
+        if not is_chunked_continuation:
+            self.states += 1
+            self.leaves = self._asked
 
 
 class GridPrefillAdder(PrefillAdder):
     """Chunks end where the budget ends: every boundary that a prefill passes leaves its checkpoint,
-    so neither the cut nor the charge is rounded to a page."""
+    so neither the cut nor the charge is rounded to a page.  What the running requests may still take is
+    counted in whole units, request by request."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.exact_chunk_fill = True
+
+    def add_chunked_req(self, req: Req) -> Req | None:
+        self.memory_budget.begun = -req.prefix_len % self.page_size
+        left: Req | None = super().add_chunked_req(req)
+        return left
+
+    def _get_running_request_total_token_offset(self, req: Req) -> int:
+        """Tokens of the units that a running request is expected to take, beside those that it has."""
+        tokens = super()._get_running_request_total_token_offset(req)
+        end = self.ceil_paged_tokens(req.kv.kv_committed_len + math.ceil(max(tokens, 0)))
+        return max(0, end - self.ceil_paged_tokens(req.kv.kv_allocated_len))

@@ -15,6 +15,8 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.common import human_readable_int
 
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, UNIT_TOKENS
+from sglang_hybrid.radix.placement import PLACEMENTS
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 
 ORGANIZATIONS = ("S0", "S1", "S2", "D0")
 CONV_SLOTS = ("pow2", "tight")
@@ -33,6 +35,9 @@ _FLAG_FIELDS = (
     "hybrid_trace",
     "hybrid_kernels",
     "hybrid_exact",
+    "hybrid_headroom",
+    "hybrid_retention",
+    "hybrid_checkpoints",
 )
 
 
@@ -112,6 +117,33 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
         ),
         NS("hybrid"),
     ] = False
+    hybrid_headroom: A[
+        Optional[float],  # noqa: UP045
+        Arg(
+            help="Part f of all blocks (0 <= f < 1; D0: of each pool) that must be free beyond the need of a "
+            "waiting or preempted request before it is admitted, unless nothing runs. More of it preempts "
+            f"less and runs less at once. Default {DEFAULT_POLICY.headroom:g}. Needs --hybrid-mem.",
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_retention: A[
+        Optional[int],  # noqa: UP045
+        Arg(
+            help="Keep a checkpoint that so many distinct requests wanted while the one that made it runs. "
+            "Default: off. Needs --hybrid-mem.",
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_checkpoints: A[
+        Optional[str],  # noqa: UP045
+        Arg(
+            help="Where checkpoints are taken. all: at every boundary, while memory is worth it; branch: at "
+            "the ends of prompts and answers and where paths part; sparse: there, and at a spacing that "
+            f"grows with the depth. Default {DEFAULT_POLICY.checkpoints}. Needs --hybrid-mem.",
+            choices=list(PLACEMENTS),
+        ),
+        NS("hybrid"),
+    ] = None
 
 
 class HybridSettings(NamedTuple):
@@ -128,6 +160,7 @@ class HybridSettings(NamedTuple):
     trace: str | None
     options: dict[str, Any]
     exact: bool = False
+    policy: Policy = DEFAULT_POLICY
 
 
 def organization(record: Any) -> str | None:
@@ -179,6 +212,12 @@ def published_exact() -> bool:
     return published_organization() is not None and settings().exact
 
 
+def policy_of(record: Any) -> Policy:
+    """What the user chose about the life of a checkpoint; the core's defaults otherwise."""
+    given = {name: getattr(record, f"hybrid_{name}", None) for name in Policy._fields}
+    return DEFAULT_POLICY._replace(**{name: value for name, value in given.items() if value is not None})
+
+
 def settings(record: Any | None = None) -> HybridSettings:
     """Resolved settings of `record`, by default the published one.
 
@@ -207,4 +246,5 @@ def settings(record: Any | None = None) -> HybridSettings:
         trace=resolution_result(record, "hybrid_trace"),
         options=organization_options(record),
         exact=bool(record.hybrid_exact),
+        policy=policy_of(record),
     )

@@ -98,7 +98,7 @@ def resolve_max_num_reqs(original: Callable[..., Any], self: Any, token_capacity
     """Never more running requests than the budget has a unit and a live state for."""
     limit: int = original(self, token_capacity)
     organization = _plans[id(self)].organization
-    most = most_running(organization)
+    most = most_running(organization, settings().policy.headroom)
     if most < limit:
         asked = get_schedule().max_running_requests
         log = logger.warning if asked is not None else logger.info
@@ -191,18 +191,19 @@ def make_tree_cache(context: Any) -> GridPrefixCache:
     for pool, kind in ((requests, GridRequests), (tokens, GridTokens)):
         if not isinstance(pool, kind):
             raise seams.SeamError(f"the tree factory expected a {kind.__name__}, found {type(pool).__name__}")
-    cache = GridPrefixCache(requests, tokens, params.enable_metrics)
+    cache = GridPrefixCache(requests, tokens, params.enable_metrics, settings().policy)
     observe.connect(cache, settings().trace)
     return cache
 
 
-def most_running(organization: Organization) -> int:
-    """Requests that can run at once, with one unit and one live state each.
+def most_running(organization: Organization, headroom: float = 0.0) -> int:
+    """Requests that can run at once, with one unit and one live state each: as many as `Admission` lets.
 
-    Admission asks one unit more for the last of them: SGLang reserves it for rounding.
+    Beside others the last must also find the headroom, and room to leave a boundary.
     """
+    beside = organization.share(headroom).plus(organization.displaced(1))
     most = 1
-    while organization.capacity_fits(Need(units=most + 2, checkpoints=most + 1)):
+    while organization.capacity_fits(Need(most + 1, most + 1).plus(beside)):
         most += 1
     return most
 

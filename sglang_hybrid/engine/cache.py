@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ from sglang_hybrid.engine.reuse import Lookup, ReuseLog
 from sglang_hybrid.pools.organization import Checkpoint, Need
 from sglang_hybrid.radix.account import Refusals, binding
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from sglang_hybrid.engine.metrics import Exporter
     from sglang_hybrid.engine.requests import GridRequests
     from sglang_hybrid.engine.tokens import GridTokens
+
+logger = logging.getLogger(__name__)
 
 TOKEN_BYTES = 8
 """SGLang keeps token ids in `array('q')`."""
@@ -49,7 +53,13 @@ class GridLock(TreeLock):
 class GridPrefixCache(BasePrefixCache):
     """One per scheduler.  Nodes are handed to SGLang as they are; it never looks inside."""
 
-    def __init__(self, requests: GridRequests, tokens: GridTokens, enable_metrics: bool) -> None:
+    def __init__(
+        self,
+        requests: GridRequests,
+        tokens: GridTokens,
+        enable_metrics: bool,
+        policy: Policy = DEFAULT_POLICY,
+    ) -> None:
         self.req_to_token_pool = requests
         self.token_to_kv_pool_allocator = tokens
         self.organization = tokens.organization
@@ -60,7 +70,9 @@ class GridPrefixCache(BasePrefixCache):
         self.sliding_window_size = None
         self.tree = GridTree(self.organization, TOKEN_BYTES)
         self.lifetime = Lifetime(self.tree)
-        self.live = LiveStates(self.tree, self.lifetime)
+        self.lifetime.on_given_up = self._given_up
+        self.live = policy.live_states(self.tree, self.lifetime)
+        self.admission = policy.admission(self.live)
         self.pins: dict[str, Checkpoint] = {}
         """The deepest boundary of each preempted request, by request id."""
         self.reuse = ReuseLog(self.grid)
@@ -149,6 +161,14 @@ class GridPrefixCache(BasePrefixCache):
     def path_device_indices(self, node: Node) -> torch.Tensor:
         return self.token_to_kv_pool_allocator.slots_of(self.path_units(node))
 
+    def parted(self, req: Req, branch: int) -> Sequence[int]:
+        """Token depths between the hit and `branch` where requests part and no checkpoint is left."""
+        node: Node = req.lock.node
+        if node.depth * self.grid >= branch:
+            return ()
+        tokens = _encode(req.full_untruncated_fill_ids)
+        return [depth * self.grid for depth in self.tree.parted(node, tokens, branch // self.grid)]
+
     # -- publish ----------------------------------------------------------------------------
 
     def checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
@@ -216,6 +236,19 @@ class GridPrefixCache(BasePrefixCache):
         checkpoint = self.pins.pop(rid, None)
         if checkpoint is not None:
             self.lifetime.unpin(checkpoint)
+
+    def _given_up(self, checkpoint: Checkpoint) -> None:
+        """Nothing else could make room for what goes on."""
+        node = checkpoint.owner
+        assert isinstance(node, Node)
+        for rid in [rid for rid, pinned in self.pins.items() if pinned is checkpoint]:
+            logger.warning(
+                "Preempted request %s gives up its checkpoint at token %d: nothing else could make room. "
+                "It will be computed again.",
+                rid,
+                node.depth * self.grid,
+            )
+            self.unpin(rid)
 
     def release_aborted_request(self, handle: CacheRequestHandle) -> None:
         self.unpin(handle.rid)

@@ -40,6 +40,9 @@ def report(cache: GridPrefixCache) -> dict[str, Any]:
         "refusals": {"_".join(which): count for which, count in cache.refusals.counts.items()},
         "refused_last": "_".join(cache.refusals.last or ()) or None,
         "reuse": _reuse(cache),
+        "checkpoints_retained": cache.live.retention.retained,
+        "count_retained": cache.live.retention.retained_ever,
+        "count_admission_waits": cache.admission.waits,
         **{f"count_{name}": value for name, value in cache.live.counts._asdict().items()},
         **{f"count_evicted_{name}": value for name, value in cache.lifetime.counts._asdict().items()},
     }

@@ -24,12 +24,15 @@ from sglang_hybrid.engine.args import (
     organization_options,
     page_size_for,
 )
+from sglang_hybrid.engine.budget_rules import HIT_MARGIN, beyond_machine, no_hit
 from sglang_hybrid.engine.exact_rules import EXACT_RULES
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, only, positive, refuse, unset
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, UNIT_TOKENS, GeometryError, native_grid
 from sglang_hybrid.kernels import KernelError, why_not
 from sglang_hybrid.kernels.flashinfer_state_update import need_whole_heads
 from sglang_hybrid.pools import factory
+from sglang_hybrid.pools.arena import check_alignment
+from sglang_hybrid.radix.placement import PLACEMENTS
 
 BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
 RECOMMENDED = "S1"
@@ -80,6 +83,21 @@ def _trace(facts: Facts) -> str | None:
         return None
     why = trace.problem(value) if isinstance(value, str) else "it is no text"
     return why and f"--hybrid-trace {value!r} cannot be written: {why}; use {trace.EXAMPLE}."
+
+
+def _headroom(facts: Facts) -> str | None:
+    value = facts.given("hybrid_headroom")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (number and 0 <= value < 1):
+        return None
+    return f"--hybrid-headroom {value!r} must be a part of all blocks, 0 <= f < 1, such as 0.1."
+
+
+def _checkpoints(facts: Facts) -> str | None:
+    value = facts.given("hybrid_checkpoints")
+    if value is None or value in PLACEMENTS:
+        return None
+    return f"--hybrid-checkpoints {value} is unknown; legal: {', '.join(PLACEMENTS)}."
 
 
 def _page_size(facts: Facts) -> str | None:
@@ -177,6 +195,9 @@ def _prefill_graph(facts: Facts) -> str | None:
 INPUT_RULES: tuple[Rule, ...] = (
     Rule("hybrid_mem", _organization),
     Rule("hybrid_kernels", _kernels),
+    Rule("hybrid_headroom", _headroom),
+    positive("hybrid_retention", "requests", "1"),
+    Rule("hybrid_checkpoints", _checkpoints),
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
     Rule("hybrid_trace", _trace),
@@ -258,6 +279,7 @@ def _layout(facts: Facts) -> str | None:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_hybrid.engine import build
+    from sglang_hybrid.engine.admission import longest_request
 
     rank = SimpleNamespace(
         model_config=facts.model,
@@ -281,6 +303,9 @@ def _layout(facts: Facts) -> str | None:
         )
         if facts.given("hybrid_kernels") == "flashinfer":
             need_whole_heads(shape, organization)
+        check_alignment(organization.layout(), shape, model)
+        if longest_request(organization) < grid + HIT_MARGIN:
+            return no_hit(facts, organization)
     except GeometryError as error:
         return f"{error} (--hybrid-mem {facts.mem}, --model-path {facts.now('model_path')})."
     except KernelError as error:
@@ -326,6 +351,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     Rule("attention_backend", _attention_backend),
     Rule("page_size", _final_page),
     Rule("hybrid_grid", _layout),
+    Rule("hybrid_budget_bytes", beyond_machine),
     Rule("cuda_graph_config", _graph_config),
     Rule("mem_fraction_static", _post_capture),
 )

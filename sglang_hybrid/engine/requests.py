@@ -176,9 +176,10 @@ class GridRequests(HybridReqToTokenPool):
         if rows is None:
             return None
         for req in fresh:
-            state = LiveState(private=bool(req.skip_radix_cache_insert))
+            state = LiveState(private=bool(req.skip_radix_cache_insert), newcomer=not req.retracted_stain)
             state.units = self.cache.path_units(req.lock.node)
             state.branch = req.mamba_branching_seqlen or 0
+            state.parted = self.cache.parted(req, state.branch)
             self.states_by_row[req.kv.req_pool_idx] = state
             self._requests[req.kv.req_pool_idx] = req
             self.cache.unpin(req.rid)

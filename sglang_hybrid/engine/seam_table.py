@@ -76,6 +76,11 @@ SEAMS: tuple[Seam, ...] = (
         "prefill_max_requests prefill_delayer_single_pass dllm_config waiting_queue_len "
         "prefill_tile_block_m",
     ),
+    Seam("sglang.srt.managers.schedule_policy:PrefillAdder.add_chunked_req", "self req"),
+    Seam(
+        "sglang.srt.managers.schedule_policy:PrefillAdder._get_running_request_total_token_offset",
+        "self req",
+    ),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_output_streamer_class", "self"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_prefill_adder_class", "self"),
@@ -84,6 +89,7 @@ SEAMS: tuple[Seam, ...] = (
         "SchedulerOutputStreamer.is_request_level_customized_info_key",
         "self key",
     ),
+    Seam("sglang.srt.managers.tp_worker:TpModelWorker.get_worker_info", "self"),
     Seam("sglang.srt.mem_cache.allocation:alloc_for_decode_default", "batch token_per_req"),
     Seam("sglang.srt.mem_cache.allocation:alloc_for_extend", "batch"),
     Seam("sglang.srt.mem_cache.allocation:ensure_mamba_capacity", "req_to_token_pool reqs tree_cache"),
@@ -322,4 +328,5 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.runtime_context:get_server_args", ""),
     Seam("sglang.srt.runtime_context:get_serving", ""),
     Seam("sglang.srt.server_args:ServerArgs.add_cli_args", "parser"),
+    Seam("sglang.srt.utils.common:get_device_memory_capacity", "device"),
 )

@@ -27,19 +27,25 @@ class Admission:
         """Checks that only what is asked while others run has refused."""
 
     def fits(self, units: int, admitted: int, leaves: int) -> bool:
-        """Whether one more request may begin.
+        """Whether one more request may begin: nothing is `missing`."""
+        return self.missing(units, admitted, leaves) is None
+
+    def missing(self, units: int, admitted: int, leaves: int) -> Need | None:
+        """What does not fit if one more request begins; None when it may.
 
         `units` are all that it, those that run and those admitted before it in this pass may still take;
         `admitted` counts the last, and `leaves` the checkpoints that the coming forward would leave.
         """
         need = Need(units, self.live.due + admitted + 1)
         if not self.organization.could_fit(need):
-            return False
+            return need
         if not self.live.running and not admitted:
-            return True
-        fits = self.organization.could_fit(need.plus(self.reserve(leaves)))
-        self.waits += not fits
-        return fits
+            return None
+        beside = need.plus(self.reserve(leaves))
+        if self.organization.could_fit(beside):
+            return None
+        self.waits += 1
+        return beside
 
     def reserve(self, leaves: int) -> Need:
         """What is asked beside the need while others run; `leaves` and one for a boundary's fork."""

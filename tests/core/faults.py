@@ -337,11 +337,11 @@ def a_pin_is_never_undone() -> AbstractContextManager[object]:
 
 @fault("S1")
 def headroom_is_asked_for_when_nothing_runs() -> AbstractContextManager[object]:
-    def fits(self: Admission, units: int, admitted: int, leaves: int) -> bool:
-        need = Need(units, self.live.due + admitted + 1)
-        return self.organization.could_fit(need.plus(self.reserve(leaves)))
+    def missing(self: Admission, units: int, admitted: int, leaves: int) -> Need | None:
+        need = Need(units, self.live.due + admitted + 1).plus(self.reserve(leaves))
+        return None if self.organization.could_fit(need) else need
 
-    return patch.object(Admission, "fits", fits)
+    return patch.object(Admission, "missing", missing)
 
 
 @fault("S1")

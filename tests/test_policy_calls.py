@@ -1,0 +1,158 @@
+"""Admission, pins and placement through SGLang's own requests and prefill adder: no engine is started."""
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang.srt.managers import schedule_batch, schedule_policy
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
+from sglang.srt.mem_cache import common
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_hybrid.engine.admission import GridPrefillAdder
+from sglang_hybrid.engine.cache import GridPrefixCache
+from sglang_hybrid.engine.observe import report
+from sglang_hybrid.engine.requests import GridRequests, PageMaps
+from sglang_hybrid.engine.tokens import GridTokens
+from sglang_hybrid.radix.order import Limit
+from sglang_hybrid.radix.policy import Policy
+from tests.core.worlds import World
+
+GRID = 8
+PROMPT = 20
+POLICIES = (
+    Policy(),
+    Policy(headroom=0.9, retention=1, checkpoints="branch"),
+    Policy(checkpoints="sparse"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these calls read of a published configuration."""
+    serving = SimpleNamespace(strip_thinking_cache=False)
+    schedule = SimpleNamespace(schedule_policy="fcfs")
+    features = SimpleNamespace(enable_encoder_swa_bounded_replay=False)
+    for module in (schedule_batch, common):
+        monkeypatch.setattr(module, "get_serving", lambda: serving)
+    monkeypatch.setattr(common, "get_spec", lambda: SimpleNamespace(speculative_algorithm=None))
+    monkeypatch.setattr(schedule_policy, "get_schedule", lambda: schedule)
+    monkeypatch.setattr(schedule_policy, "get_exec", lambda: SimpleNamespace(features=features))
+
+
+class Pools:
+    """Request pool, token allocator and cache of a scheduler, without tensors behind them."""
+
+    def __init__(self, policy: Policy) -> None:
+        organization = World("S1", pages=60, grid=GRID).build()
+        self.requests = object.__new__(GridRequests)
+        ReqToTokenPool.__init__(
+            self.requests, size=8, max_context_len=256, device="cpu", enable_memory_saver=False
+        )
+        rows = self.requests.req_to_token.shape[0]
+        self.requests.organization = organization
+        self.requests.maps = PageMaps(rows, organization.members, "cpu")
+        self.requests.states_by_row, self.requests._requests = [None] * rows, [None] * rows
+        self.requests._preparing, self.requests._forked, self.requests.decode_units = None, set(), []
+        self.tokens = GridTokens(organization, self.requests, torch.float32, "cpu", SimpleNamespace())
+        self.cache = GridPrefixCache(self.requests, self.tokens, enable_metrics=False, policy=policy)
+        self.running: list[Any] = []
+
+    def adder(self, chunk: int | None = None) -> GridPrefillAdder:
+        """Of a pass in which `running` decode."""
+        batch = SimpleNamespace(reqs=self.running, batch_size=lambda: len(self.running))
+        return GridPrefillAdder(GRID, self.cache, self.tokens, batch, 0.5, 4096, chunk)
+
+    def admits(self, req: Any, adder: GridPrefillAdder) -> bool:
+        req.init_next_round_input(self.cache)
+        adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+        return req in adder.can_run_list
+
+    def forget(self, req: Any) -> None:
+        """Admitted, and never run."""
+        self.cache.unlock(req.lock)
+        req.lock = None
+
+    def prefill(self, req: Any, end: int) -> None:
+        """What the scheduler does for a batch of one, up to token `end`."""
+        assert self.requests.alloc([req]) is not None
+        start, whole = torch.tensor([req.prefix_len]), torch.tensor([end])
+        count = end - req.prefix_len
+        assert self.tokens.alloc_extend(start, start, whole, whole, start, count) is not None
+        self.requests.alloc_aux_to_lengths(
+            req_pool_indices_cpu=torch.tensor([req.kv.req_pool_idx]), target_seq_lens_cpu=whole
+        )
+        req.kv.kv_committed_len = req.kv.kv_allocated_len = req.prefix_len = end
+        self.cache.checkpoint(req, up_to=end)
+
+    def retract(self, req: Any) -> None:
+        release_kv_cache(req, self.cache, checkpoint=False)
+        req.reset_for_retract()
+
+
+def request(rid: str, salt: str | None = None) -> Any:
+    sampling = SamplingParams(max_new_tokens=4)
+    sampling.normalize(None)
+    ids = array("q", range(5, 5 + PROMPT))
+    return Req(rid, "", ids, sampling, vocab_size=512, cache_salt=salt)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_from_its_first_chunk_to_its_resumption(policy: Policy) -> None:
+    pools = Pools(policy)
+    first = request("first")
+    adder = pools.adder(chunk=2 * GRID)
+    assert pools.admits(first, adder) and first.extend_end == 2 * GRID
+    pools.prefill(first, 2 * GRID)
+    for chunk, end in ((3, 2 * GRID + 3), (GRID, PROMPT)):  # the second ends inside a unit
+        first.init_next_round_input()
+        adder = pools.adder(chunk)
+        assert (adder.add_chunked_req(first) is first) is (end < PROMPT)
+        assert first.extend_end == end
+        beside = request(f"beside-{end}", f"{end}")
+        if end == PROMPT:
+            assert pools.admits(beside, adder) is (policy.headroom == 0.0)
+            if beside.lock is not None:
+                pools.forget(beside)
+        pools.prefill(first, end)
+    first.output_ids.append(7)
+    pools.running = [first]
+    assert adder._get_running_request_total_token_offset(first) == 0, "its last unit has room"
+    pools.retract(first)
+    assert list(pools.cache.pins) == ["first"]
+    assert pools.cache.lifetime.kept().checkpoints == 1
+    pools.running = []
+    assert pools.admits(first, pools.adder(chunk=64)) and first.prefix_len == 2 * GRID
+    pools.prefill(first, PROMPT + 1)
+    assert not pools.cache.pins
+    first.output_ids.append(7)
+    first.finished_reason = FINISH_LENGTH(2)
+    release_kv_cache(first, pools.cache, checkpoint=True)
+    found = report(pools.cache)
+    assert (found["pins"], found["checkpoints_retained"]) == (0, 0)
+    assert (found["count_admission_waits"] > 0) is (policy.headroom > 0)
+    assert found["checkpoints_cached"] == (1 if policy.checkpoints == "branch" else 2)
+    assert pools.tokens.verify_byte_accounting() == []
+    pools.cache.check_integrity()
+
+
+def test_what_is_given_up_is_logged_by_request(caplog: pytest.LogCaptureFixture) -> None:
+    pools = Pools(Policy())
+    first = request("first")
+    assert pools.admits(first, pools.adder(chunk=64))
+    pools.prefill(first, PROMPT)
+    first.output_ids.append(7)
+    pools.retract(first)
+    (pinned,) = pools.cache.pins.values()
+    while pinned.owner is not None:
+        assert pools.cache.lifetime._evict_checkpoint(Limit())
+    assert "Preempted request first gives up its checkpoint at token 16" in caplog.text
+    assert not pools.cache.pins and pools.cache.lifetime.counts.pins_given_up == 1
+    pools.cache.release_aborted_request(SimpleNamespace(rid="first"))
