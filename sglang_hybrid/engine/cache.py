@@ -90,7 +90,8 @@ class GridPrefixCache(BasePrefixCache):
         """Joint match (DESIGN.md, Lookup); no side effects, SGLang calls it once a pass and request."""
         key = params.key
         namespace = (key.extra_key, key.cache_salt)
-        match = self.tree.match(namespace, _encode(key.token_ids), len(key) // self.grid)
+        view = memoryview(key.token_ids).cast("B") if key.token_ids else b""
+        match = self.tree.match(namespace, view, len(key) // self.grid)
         if params.req is not None:
             params.req.hybrid_lookup = Lookup(namespace, len(key), match)
         length = match.depth * self.grid

@@ -138,19 +138,20 @@ class PagePool:
             references[page] = 0
             self._moved(page, before)
 
-    def want(self, pages: Iterable[int], entry: Entry) -> None:
+    def want(self, pages: Sequence[int], entry: Entry) -> None:
         """The lookup gains `entry` on these pages; on a page under reclaim it is frozen from the start."""
-        reclaims, references = self.reclaims, self._references
-        wanted, dependents = self._wanted, self._dependents
+        references, wanted, dependents = self._references, self._wanted, self._dependents
+        if self.reclaims and not self.reclaims.keys().isdisjoint(pages):
+            entry.frozen = True
         alone = (entry,)
         for page in pages:
-            if page in reclaims:
-                entry.frozen = True
-            elif not references[page] and not wanted[page]:
+            if wanted[page]:
+                dependents[page] += alone
+            elif references[page] or page in self.reclaims:
+                dependents[page] = alone
+            else:
                 raise IntegrityError(f"page {page} is free and cannot be cached")
             wanted[page] += 1  # its state stays: held, cached or under reclaim
-            entries = dependents[page]
-            dependents[page] = entries + alone if entries else alone
 
     def pass_on(self, pages: Iterable[int], before: Entry, after: Entry) -> None:
         """`after` takes the place of `before` in the reverse index."""

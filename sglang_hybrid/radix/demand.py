@@ -66,12 +66,12 @@ class Demand:
     def worth(self, kind: Kind, uses: int) -> int:
         """Requests without a use after which a checkpoint is as likely as a fresh, unused end was."""
         worth = round(HALF_LIFE * math.log2(1 + min(uses, MOST_USES))) if uses else 0
-        return worth if self._is_asked_for(kind) else worth - HALF_LIFE * UNLIKELY
+        if kind is Kind.INNER or not self._is_asked_for(kind):
+            worth -= HALF_LIFE * UNLIKELY
+        return worth
 
     def _is_asked_for(self, kind: Kind) -> bool:
         """Not when the other kind of end is, at least 2 to the UNLIKELY times as often."""
-        if kind is Kind.INNER:
-            return False
         if self._made[kind] < LEAST_COUNTED:
             return True
         other = 1 - kind

@@ -55,39 +55,48 @@ class GridTree:
 
     # -- lookup -----------------------------------------------------------------------------
 
-    def match(self, namespace: Hashable, tokens: bytes, limit_blocks: int) -> Match:
-        """Deepest boundary within `limit_blocks` where both halves are valid.  No side effects."""
+    def match(self, namespace: Hashable, tokens: bytes | memoryview, limit_blocks: int) -> Match:
+        """Deepest boundary within `limit_blocks` where both halves are valid.  No side effects.
+
+        A view, of bytes, spares a long prompt's copy.
+        """
         root = self._roots.get(namespace)
         if root is None:
             # Not registered: a request that is only looked up leaves no trace.
             return Match(self._new_root(namespace), 0, 0)
         node = best = root
+        view, size = memoryview(tokens), len(tokens)
         offset = 0
         while True:
             child = node.last
-            if child is None or not tokens.startswith(child.key, offset):
-                child = node.child(tokens[offset : offset + self.block_bytes])
+            end = offset + (0 if child is None else len(child.key))
+            whole = child is not None and end <= size and child.key.startswith(view[offset:end])
+            if not whole:
+                child = node.child(bytes(view[offset : offset + self.block_bytes]))
                 if child is None:
                     break
                 node.last = child
-            if child.frozen:
+                end = offset + len(child.key)
+                whole = end <= size and child.key.startswith(view[offset:end])
+            if child is None or child.frozen:
                 break
-            if child.depth > limit_blocks or not tokens.startswith(child.key, offset):
-                common = min(self._common(child, tokens, offset), limit_blocks - node.depth)
+            if child.depth > limit_blocks or not whole:
+                common = min(self._common(child, view[offset:]), limit_blocks - node.depth)
                 return Match(best, best.depth, node.depth + common)
-            node = child
-            offset += len(child.key)
+            node, offset = child, end
             if node.checkpoint is not None and not node.checkpoint.frozen:
                 best = node
         return Match(best, best.depth, node.depth)
 
-    def _common(self, node: Node, tokens: bytes, offset: int) -> int:
-        """Blocks that the run has in common with what follows `offset`."""
+    def _common(self, node: Node, tokens: memoryview) -> int:
+        """Blocks that the run has in common with the beginning of `tokens`."""
         size = self.block_bytes
-        for block in range(node.blocks):
-            if not tokens.startswith(node.key[block * size : (block + 1) * size], offset + block * size):
+        most = min(node.blocks, len(tokens) // size)
+        for block in range(most):
+            start = block * size
+            if not node.key.startswith(tokens[start : start + size], start):
                 return block
-        return node.blocks
+        return most
 
     def parted(self, node: Node, tokens: bytes, blocks: int) -> list[int]:
         """Depths below `node` and above `blocks` on the path of `tokens` that requests came to or part at,
@@ -189,11 +198,12 @@ class GridTree:
         return self._add(parent, first, key, units)
 
     def _add(self, parent: Node, first: bytes, key: bytes, units: Sequence[int]) -> Node:
-        node = Node(self, parent, key, units, len(key) // self.block_bytes)
+        blocks = len(key) // self.block_bytes
+        node = Node(self, parent, key, units, blocks)
         parent.gain(first, node)
         self.organization.cache_units(units, node)
-        self.blocks += node.blocks
-        self.blocks_dead += node.blocks
+        self.blocks += blocks
+        self.blocks_dead += blocks
         return node
 
     def grow(self, node: Node, tokens: bytes, units: Sequence[int], ends: Sequence[int]) -> Grown:
@@ -208,8 +218,10 @@ class GridTree:
         for end in ends:
             while node.depth < end:
                 start = node.depth
-                first = tokens[start * size : (start + 1) * size]
-                child = node.child(first) if known == start else None
+                first, child = b"", None
+                if known == start:  # otherwise there is nothing below that was not added just now
+                    first = tokens[start * size : (start + 1) * size]
+                    child = node.child(first)
                 if child is None:
                     key = tokens[start * size : end * size]
                     child = self._add(node, first, key, units[start * per_block : end * per_block])
@@ -222,7 +234,8 @@ class GridTree:
 
     def _cut(self, node: Node, tokens: bytes, end: int) -> Node:
         """The run as far as the path of `tokens` has it in common, and no deeper than `end`."""
-        common = min(self._common(node, tokens, node.start * self.block_bytes), end - node.start)
+        rest = memoryview(tokens)[node.start * self.block_bytes :]
+        common = min(self._common(node, rest), end - node.start)
         return node if common == node.blocks else self._split(node, common)
 
     def _split(self, node: Node, blocks: int) -> Node:
