@@ -87,14 +87,12 @@ def allocatable(organization: Organization) -> Allocatable:
 
 
 class Resource(StrEnum):
-    """What a refusal is bound by."""
+    """What a refusal is bound by.  Headroom is part of the need that did not fit."""
 
     ATTENTION = "attention"
     """The KV alone would not fit."""
     CHECKPOINT = "checkpoint"
     """The states would not fit beside it, while the KV alone would."""
-    HEADROOM = "headroom"
-    """Both would; the blocks that must stay free for running requests would not."""
 
 
 REFUSED_AT = ("admission", "chunk", "decode")
