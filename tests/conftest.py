@@ -40,7 +40,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("engine")
     name = server_name(item)
     if name is not None:
-        item.add_marker(pytest.mark.xdist_group(name))
+        # A family's configurations share its cold server.
+        model = CONFIGS[name].model
+        item.add_marker(pytest.mark.xdist_group(name if model == "tiny" else model))
     elif "tests/core/" not in item.path.as_posix():
         item.add_marker(pytest.mark.xdist_group(item.path.stem))
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sglang_hybrid.cli.demo_families import FAMILIES, DemoFamily
 from tests.support.arguments import kept_process, parse, resolved, view, write_config
 
 pytest.importorskip("sglang")
@@ -81,6 +82,7 @@ ROWS = (
     Row("--dllm-algorithm LowConfidence", "--dllm-algorithm LowConfidence", "leave it out"),
     Row("--enable-hisparse", "--enable-hisparse", "leave it out"),
     Row("--enable-two-batch-overlap", "--enable-two-batch-overlap", "leave it out"),
+    Row("--enable-mis", "--enable-mis", "leave it out"),
     Row("--enable-linear-replayssm", "--enable-linear-replayssm", "leave it out"),
     Row("--enable-linear-replayssm-spec", "--enable-linear-replayssm-spec", "leave it out"),
     Row("--kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4", "auto"),
@@ -320,6 +322,19 @@ def test_every_built_organization_passes(mem: str, model: str) -> None:
     assert view(record).radix_cache_backend == "hybrid_grid"
 
 
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_served_family_passes(family: DemoFamily, tmp_path: Path) -> None:
+    """Its layers and its state are laid out in the parent, from config.json alone."""
+    model = write_config(tmp_path, family=family)
+    record = resolved("--model-path", model, "--skip-tokenizer-init", *ON, "--hybrid-grid", "64")
+    assert view(record).page_size == 64
+    assert "S2 does not pack" in sentence("--model-path", model, "--hybrid-mem", "S2", "--hybrid-grid", "4")
+
+
+def test_served_families_are_those_with_a_demo_model() -> None:
+    assert set(refusals.SERVED) == {family.model for family in FAMILIES.values()}
+
+
 @pytest.mark.parametrize(
     "extra",
     [
@@ -353,7 +368,7 @@ def test_model_not_served(architecture: str, config: dict[str, Any], tmp_path: P
     model = write_config(tmp_path, architecture, **config)
     said = sentence("--model-path", model, *ON)
     assert architecture in said
-    assert "FalconH1ForCausalLM" in said
+    assert ", ".join(refusals.SERVED) in said
 
 
 @pytest.mark.parametrize(
@@ -377,6 +392,14 @@ def test_flashinfer_needs_whole_heads_a_page(
         said = sentence(*argv)
         assert said.startswith("--hybrid-kernels flashinfer is not served with --hybrid-mem S1: ")
         assert re.search(reason, said)
+
+
+def test_flashinfer_knows_no_delta_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "why_not", lambda name, device: None)
+    model = write_config(tmp_path, family=FAMILIES["qwen3.5"])
+    said = sentence("--model-path", model, *ON, "--hybrid-kernels", "flashinfer")
+    assert "--hybrid-kernels flashinfer is not served with --hybrid-mem S1" in said
+    assert "delta rule" in said and said.endswith("use auto.")
 
 
 def test_post_capture_sizing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

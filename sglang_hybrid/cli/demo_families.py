@@ -11,13 +11,14 @@ from sglang_hybrid.cli.demo_shape import DemoShape
 
 @dataclass(frozen=True)
 class DemoFamily:
-    """`model`: the class of transformers, `config`: fields of config.json for a shape.
+    """`model`: the class of transformers, `model_type` its name in config.json, `config` other fields of
+    config.json for a shape.
 
     `config` raises ValueError for a shape that the family cannot have.
     """
 
-    title: str
     model: str
+    model_type: str
     shape: DemoShape
     config: Callable[[DemoShape], dict[str, Any]]
 
@@ -141,13 +142,13 @@ def qwen_config(shape: DemoShape) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, DemoFamily] = {
-    "falcon-h1": DemoFamily("Falcon-H1", "FalconH1ForCausalLM", DemoShape(), falcon_config),
+    "falcon-h1": DemoFamily("FalconH1ForCausalLM", "falcon_h1", DemoShape(), falcon_config),
     # With a grid of 16 and fp32 everywhere a page is 32 KiB.  Three recurrent layers lie in the arenas of
     # two attention layers: a checkpoint is two stripes of 256 rows, cut by pages of 204; the conv line of
     # both (8,064 bytes) fits a slot of a quarter page.
     "granite-4": DemoFamily(
-        "Granite-4",
         "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
         DemoShape(
             layers=5,
             attention_every=2,
@@ -164,8 +165,8 @@ FAMILIES: dict[str, DemoFamily] = {
     # The same page.  A checkpoint is two stripes of 96 rows, cut by pages of 170; the conv line of both
     # (6,912 bytes) fits a slot of a quarter page.
     "qwen3.5": DemoFamily(
-        "Qwen3.5",
         "Qwen3_5ForCausalLM",
+        "qwen3_5_text",
         DemoShape(
             layers=5,
             attention_every=2,

@@ -101,6 +101,11 @@ STATE_BACKENDS: tuple[tuple[str, str, str], ...] = (
         "Mamba2AttnBackend",
         "sglang_hybrid.engine.mixer:HybridMamba2Backend",
     ),
+    (
+        "sglang.srt.layers.attention.linear.gdn_backend",
+        "GDNAttnBackend",
+        "sglang_hybrid.engine.gdn_mixer:HybridGDNBackend",
+    ),
 )
 """(module, stock class, our subclass) for each kind of recurrent layer that has an adapter."""
 
@@ -210,9 +215,12 @@ def _backends_swapped(exact: bool) -> Iterator[tuple[type, ...]]:
     ours: list[type] = []
     try:
         for module_name, name, path in STATE_BACKENDS:
+            serving = EXACT_STATE_BACKENDS.get(path) if exact else path
+            if serving is None:  # refused by `exact_rules`; a stock one that is built is found out below
+                continue
             module = importlib.import_module(module_name)
             stock.append((module, name, getattr(module, name)))
-            ours.append(pkgutil.resolve_name(EXACT_STATE_BACKENDS[path] if exact else path))
+            ours.append(pkgutil.resolve_name(serving))
             setattr(module, name, ours[-1])
         yield tuple(ours)
     finally:

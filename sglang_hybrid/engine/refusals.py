@@ -55,8 +55,11 @@ LEAST_SHARE = 1e-4
 SERVED = {
     "FalconH1ForCausalLM": "every layer holds attention and a Mamba2 mixer, so one page serves both",
     "GraniteMoeHybridForCausalLM": "Mamba2 layers lie in stripes over the pages of the attention layers",
+    "Qwen3_5ForCausalLM": "gated delta rule layers lie in stripes, too",
 }
 """Architectures with an adapter for their recurrent layers, and why the page format fits."""
+DELTA_RULE = ("Qwen3_5ForCausalLM",)
+"""Those whose recurrent layers are not Mamba2."""
 
 
 def _organization(facts: Facts) -> str | None:
@@ -235,6 +238,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     off("dllm_algorithm", "blocks are rewritten after they are stored"),
     off("enable_hisparse", "KV would leave the page"),
     off("enable_two_batch_overlap", "half batches would fork twice"),
+    off("enable_mis", "the items of a request would fork its state off the grid"),
     off("enable_linear_replayssm", "states are written every step"),
     off("enable_linear_replayssm_spec", "states are written every step"),
     only("kv_cache_dtype", tuple(KV_DTYPES), "its pool is packed"),
@@ -288,7 +292,12 @@ def _layout(facts: Facts) -> str | None:
         layer_info=SimpleNamespace(start_layer=0, end_layer=facts.model.num_hidden_layers),
     )
     try:
-        with get_parallel().override(attn_tp_size=facts.now("tp_size") // facts.now("attn_dp_size")):
+        with get_parallel().override(
+            attn_tp_size=facts.now("tp_size") // facts.now("attn_dp_size"),
+            tp_size=facts.now("tp_size"),
+            # Says by which of the two sizes the heads of a gated delta rule are split.
+            enable_cp_tp_group_sharing=facts.now("enable_cp_tp_group_sharing"),
+        ):
             shape = build.state_shape(rank)
             model = shape.geometry(*build.layer_sets(rank))
         grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, build.scan_chunk(rank))
@@ -302,6 +311,10 @@ def _layout(facts: Facts) -> str | None:
             facts.mem, model, grid, min(budget or ample, ample), **options
         )
         if facts.given("hybrid_kernels") == "flashinfer":
+            if facts.model.hf_config.architectures[0] in DELTA_RULE:
+                raise KernelError(
+                    "its state update is Mamba2's and these layers go by the delta rule; use auto"
+                )
             need_whole_heads(shape, organization)
         check_alignment(organization.layout(), shape, model)
         if longest_request(organization) < grid + HIT_MARGIN:

@@ -43,6 +43,15 @@ SEAMS: tuple[Seam, ...] = (
         "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.init_forward_metadata_out_graph",
         "self forward_batch in_capture",
     ),
+    Seam("sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.__init__", "self model_runner"),
+    Seam(
+        "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_decode",
+        "self layer forward_batch mixed_qkv a b kwargs",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_extend",
+        "self layer forward_batch mixed_qkv a b kwargs",
+    ),
     Seam(
         "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend.__init__",
         "self model_runner",

@@ -15,7 +15,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_hybrid.platforms import stock_ops
+from sglang_hybrid.platforms import gdn_ops, stock_ops
 
 CONV_DTYPE_SWITCH = "SGLANG_MAMBA_CONV_DTYPE"
 
@@ -75,6 +75,7 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def init_backend(self) -> None:
         """Called once in each worker, before any model is built."""
         stock_ops.install()
+        gdn_ops.install()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Defaults for whatever the user left open (`handle_platform_defaults` declares them).

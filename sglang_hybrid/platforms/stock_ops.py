@@ -35,7 +35,8 @@ def _segments(query_start: tuple[int, ...], device: torch.device) -> Segments:
     return plan_segments(query_start, [0] * (len(query_start) - 1), None, device=device)
 
 
-def _plan(query_start_loc: torch.Tensor, device: torch.device) -> Segments:
+def stock_plan(query_start_loc: torch.Tensor, device: torch.device) -> Segments:
+    """`_segments` of a stock prefill's flat offsets."""
     return _segments(tuple(query_start_loc.tolist()), device)
 
 
@@ -58,7 +59,7 @@ def causal_conv1d_fn(
     """
     if cache_indices is None:
         raise KernelError("cache_indices is missing, needs [sequences] slots of conv_states")
-    plan = _plan(query_start_loc, x.device)
+    plan = stock_plan(query_start_loc, x.device)
     view = ConvView(conv_states)
     windows = read_windows(view, cache_indices)
     if has_initial_state is None:
@@ -133,7 +134,7 @@ def mamba_chunk_scan_combined(
         raise KernelError(
             f"track_end_locs has shape {list(track_end_locs.shape)}, needs [0] on this platform"
         )
-    plan = _plan(cu_seqlens, x.device)
+    plan = stock_plan(cu_seqlens, x.device)
     _, states = ssd_scan(
         x[0],
         dt[0],

@@ -6,7 +6,7 @@ from tests.support.park import on
 from tests.support.tokens import T
 from tests.support.witness import Witness
 
-FAMILIES = ("granite-s1", "granite-s2", "granite-d0")
+FAMILIES = ("granite-s1", "granite-s2", "granite-d0", "qwen-s1", "qwen-s2", "qwen-d0")
 OTHERS = ("s0", "s2", "d0", *FAMILIES)
 
 

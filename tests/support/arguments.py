@@ -11,19 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sglang_hybrid.cli.demo_families import falcon_config
-from sglang_hybrid.cli.demo_shape import DemoShape
+from sglang_hybrid.cli.demo_families import FAMILIES, DemoFamily
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def write_config(directory: Path, architecture: str = "FalconH1ForCausalLM", **changes: Any) -> str:
+FALCON = FAMILIES["falcon-h1"]
+
+
+def write_config(
+    directory: Path, architecture: str | None = None, family: DemoFamily = FALCON, **changes: Any
+) -> str:
     """A model directory with config.json alone: whoever looks for weights there must fail."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {
-        **falcon_config(DemoShape()),
-        "model_type": "falcon_h1",
-        "architectures": [architecture],
+        **family.config(family.shape),
+        "model_type": family.model_type,
+        "architectures": [architecture or family.model],
         "dtype": "float32",
     }
     (directory / "config.json").write_text(json.dumps({**config, **changes}))

@@ -162,10 +162,17 @@ CONFIGS: Mapping[str, ServerConfig] = {
         # The other organizations, the same bytes.
         ServerConfig("s0", organization="S0", memory=Memory(tokens=2048, spare=64)),
         ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64)),
+        ServerConfig("d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64), observed=True),
+        # The Triton kernels, interpreted: a millisecond a program, so a few tokens.
         ServerConfig(
-            "d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64), observed=True
+            "triton",
+            organization="S2",
+            memory=Memory(tokens=1024, spare=32),
+            flags=("--hybrid-kernels", "triton"),
+            env={"TRITON_INTERPRET": "1"},
         ),
-        # A family whose attention and recurrent layers are different sets; D0's chunks are off its grid.
+        # Families whose attention and recurrent layers are different sets: chunks off the grid by mixing and
+        # (D0) by size, forced retraction.
         *(
             ServerConfig(
                 f"{model}-{name}",
@@ -177,20 +184,12 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 flags=flags,
                 env=env,
             )
-            for model in ("granite",)
+            for model in ("granite", "qwen")
             for name, grid, chunk, flags, env in (
                 ("s1", 16, 48, ("--enable-mixed-chunk",), {}),
-                ("s2", 16, 256, (), {}),
+                ("s2", 16, 256, (), RETRACT),
                 ("d0", 48, 32, (), {}),
             )
-        ),
-        # The Triton kernels, interpreted: a millisecond a program, so a few tokens.
-        ServerConfig(
-            "triton",
-            organization="S2",
-            memory=Memory(tokens=1024, spare=32),
-            flags=("--hybrid-kernels", "triton"),
-            env={"TRITON_INTERPRET": "1"},
         ),
         # A public server: default budget, long vocabulary, tokenizer and chat template.
         ServerConfig(
@@ -210,6 +209,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"vocab": 512, "context": 4096},
     "granite": {"family": "granite-4", "vocab": 512, "context": 4096},
+    "qwen": {"family": "qwen3.5", "vocab": 512, "context": 4096},
     "public": {},
     "real-page": {"shape": FALCON_7B_LAYER, "vocab": 512, "context": 4096},
 }

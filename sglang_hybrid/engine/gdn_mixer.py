@@ -1,0 +1,120 @@
+"""Gated-delta-rule layers that read and write their state through page maps (`GDNAttnBackend`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
+
+from sglang_hybrid import kernels
+from sglang_hybrid.engine.args import settings
+from sglang_hybrid.engine.page_maps import DecodeMaps, ExtendMaps, PageMapMetadata
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+Projected = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""Queries, keys and values side by side; on CUDA a decode step may bring the raw projections instead."""
+
+
+class HybridGDNBackend(PageMapMetadata, GDNAttnBackend):
+    """Stock backend with page maps for metadata, our own convolution and recurrence.
+
+    The convolution goes by the route of `--hybrid-kernels`; the recurrence has torch operations only.
+    """
+
+    def __init__(self, model_runner: Any) -> None:
+        super().__init__(model_runner)
+        self.attach(model_runner)
+        self.route = kernels.choose(settings().kernels, self.device)
+
+    def forward_decode(
+        self,
+        layer: RadixLinearAttention,
+        forward_batch: ForwardBatch,
+        mixed_qkv: Projected,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        **kwargs: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`GDNAttnBackend.forward_decode` -> y [1, B, heads, value dim]; (y, z) for raw projections."""
+        if isinstance(mixed_qkv, torch.Tensor):
+            return self._decode(layer, mixed_qkv, a, b)
+        # Laid out as for `fused_qkvzba_split_reshape_cat_contiguous`: q, k, v, z and b, a.
+        qkvz, ba = mixed_qkv
+        split = layer.q_dim + layer.k_dim + layer.v_dim
+        b, a = ba.chunk(2, dim=-1)
+        y = self._decode(layer, qkvz[:, :split], a, b)
+        return y, qkvz[:, split:].reshape(-1, layer.num_v_heads, layer.head_v_dim)
+
+    def forward_extend(
+        self,
+        layer: RadixLinearAttention,
+        forward_batch: ForwardBatch,
+        mixed_qkv: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """`GDNAttnBackend.forward_extend` -> y [1, T, heads, value dim], the batch's tokens alone."""
+        maps = self.forward_metadata
+        assert isinstance(maps, ExtendMaps)
+        tokens = maps.segments.tokens
+        state = self.states[layer.layer_id]
+        conv_out = self.route.paged_conv(
+            self.convs[layer.layer_id],
+            maps.src_lines,
+            maps.dst_lines,
+            mixed_qkv[:tokens],
+            layer.conv_weights,
+            layer.bias,
+            maps.segments,
+            activation=layer.activation,
+        )
+        y, states = kernels.delta_scan(
+            *_heads(layer, conv_out),
+            *kernels.gates(a[:tokens], b[:tokens], layer.A_log, layer.dt_bias),
+            maps.segments,
+            initial_states=kernels.read_states(state, maps.src_pages),
+            state_dtype=state.rows.dtype,
+        )
+        kernels.write_states(state, maps.dst_pages, states)
+        return y[None]
+
+    def _decode(
+        self, layer: RadixLinearAttention, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+    ) -> torch.Tensor:
+        maps = self.forward_metadata
+        assert isinstance(maps, DecodeMaps)
+        conv_out = self.route.conv_update(
+            self.convs[layer.layer_id],
+            maps.src_lines,
+            maps.dst_lines,
+            mixed_qkv,
+            layer.conv_weights,
+            layer.bias,
+            activation=layer.activation,
+        )
+        y = kernels.delta_update(
+            self.states[layer.layer_id],
+            maps.src_pages,
+            maps.dst_pages,
+            *_heads(layer, conv_out),
+            *kernels.gates(a, b, layer.A_log, layer.dt_bias),
+        )
+        return y[None]
+
+
+def _heads(
+    layer: RadixLinearAttention, mixed_qkv: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q and k `[T, key heads, key dim]`, v `[T, value heads, value dim]`."""
+    q, k, v = torch.split(mixed_qkv, [layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
+    tokens = mixed_qkv.shape[0]
+    return (
+        q.view(tokens, layer.num_q_heads, layer.head_q_dim),
+        k.view(tokens, layer.num_k_heads, layer.head_k_dim),
+        v.view(tokens, layer.num_v_heads, layer.head_v_dim),
+    )

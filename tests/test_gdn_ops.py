@@ -1,0 +1,141 @@
+"""The gated delta rule of stock SGLang on a CPU, and of our backend: called as Qwen3.5 calls them."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_hybrid.kernels import KernelError, choose, gates
+from sglang_hybrid.platforms import gdn_ops
+from sglang_hybrid.pools.views import ConvView, StateView
+from tests.support.delta import DeltaInputs, recur
+from tests.support.recurrence import relative_error
+
+HEADS, GROUPS, DIM, SIZE = 4, 2, 6, 8
+
+
+def test_scan_and_update_in_a_stock_pool() -> None:
+    """Two prefills, of which one goes on from what its slot holds, then a decode step of the other."""
+    torch.manual_seed(1)
+    inputs = DeltaInputs.random(9, HEADS, GROUPS, DIM, SIZE)
+    pool = torch.randn(4, HEADS, DIM, SIZE)
+    pool[1] = 0
+    before = pool.clone()
+    slots = torch.tensor([3, 1], dtype=torch.int32)
+    some = inputs.part(0, 7)
+    y, nothing, chunks = gdn_ops.chunk_gated_delta_rule(
+        some.q[None], some.k[None], some.v[None], some.g[None], some.beta[None],
+        initial_state=pool, initial_state_indices=slots, cu_seqlens=torch.tensor([0, 5, 7]),
+        head_first=False, use_qk_l2norm_in_kernel=True, inplace_update=True,
+    )  # fmt: skip
+    assert nothing is None and chunks is None
+    for slot, low, high in ((3, 0, 5), (1, 5, 7)):
+        want_y, want = recur(inputs.part(low, high), before[slot], torch.float32)
+        assert relative_error(y[0, low:high], want_y) < 2e-6
+        assert relative_error(pool[slot], want[-1]) < 2e-6
+    assert torch.equal(pool[[0, 2]], before[[0, 2]])
+
+    mixed = torch.randn(2, 2 * GROUPS * SIZE + HEADS * DIM)
+    a, b, a_log, dt_bias = (
+        torch.randn(2, HEADS),
+        torch.randn(2, HEADS),
+        torch.randn(HEADS),
+        torch.randn(HEADS),
+    )
+    q, k, v = mixed.split([GROUPS * SIZE, GROUPS * SIZE, HEADS * DIM], dim=1)
+    step = DeltaInputs(
+        q.view(2, GROUPS, SIZE), k.view(2, GROUPS, SIZE), v.view(2, HEADS, DIM), *gates(a, b, a_log, dt_bias)
+    )
+    before, out = pool.clone(), torch.empty(2, 1, HEADS, DIM)
+    gdn_ops.fused_recurrent_gated_delta_rule_packed_decode(
+        mixed_qkv=mixed, a=a, b=b, A_log=a_log, dt_bias=dt_bias, scale=SIZE**-0.5, initial_state=pool,
+        out=out, ssm_state_indices=torch.tensor([1, -1], dtype=torch.int32), use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    want_y, want = recur(step.part(0, 1), before[1], torch.float32)
+    assert relative_error(out[0], want_y) < 2e-6 and relative_error(pool[1], want[0]) < 2e-6
+    # The second row is padding: it reads zeros and writes to slot 0, which nobody owns.
+    assert torch.equal(pool[2:], before[2:])
+
+
+def test_projections_norm_and_gate() -> None:
+    torch.manual_seed(2)
+    qkv, z = torch.randn(3, 2 * GROUPS * SIZE + HEADS * DIM), torch.randn(3, HEADS * DIM)
+    b, a = torch.randn(3, HEADS), torch.randn(3, HEADS)
+    got = gdn_ops.fused_qkvzba_split_reshape_cat_contiguous(
+        torch.cat([qkv, z], 1), torch.cat([b, a], 1), GROUPS, HEADS, SIZE, DIM
+    )
+    for mine, want in zip(got, (qkv, z.view(3, HEADS, DIM), b, a), strict=True):
+        assert torch.equal(mine, want) and mine.is_contiguous()
+    x, gate, weight = torch.randn(5, DIM), torch.randn(5, DIM), torch.randn(DIM)
+    normed = torch.nn.functional.rms_norm(x, (DIM,), weight, 1e-6) * torch.nn.functional.silu(gate)
+    mine = gdn_ops.rms_norm_gated(x=x, weight=weight, bias=None, z=gate, is_rms_norm=True)
+    assert relative_error(mine, normed) < 1e-6
+    flat, wide = torch.randn(5, HEADS * DIM), torch.randn(5, HEADS, 2 * DIM)[..., DIM:]
+    gated = flat * wide.reshape(5, -1).sigmoid()
+    assert relative_error(gdn_ops.fused_sigmoid_mul(flat, wide), gated) < 1e-6
+    assert gdn_ops.fused_sigmoid_mul(flat, wide, inplace=True) is flat
+    assert relative_error(flat, gated) < 1e-6
+
+
+def test_what_the_platform_cannot_do_is_refused() -> None:
+    x = torch.zeros(1, 2, 1, 4)
+    with pytest.raises(KernelError, match="initial_state"):
+        gdn_ops.chunk_gated_delta_rule(x, x, x, x[..., 0], x[..., 0])
+    with pytest.raises(KernelError, match="activation is 'sigmoid'"):
+        gdn_ops.rms_norm_gated(x=x, weight=x, bias=None, z=x, is_rms_norm=True, activation="sigmoid")
+    with pytest.raises(KernelError, match=r"scale is 1\.0"):
+        gdn_ops.fused_recurrent_gated_delta_rule_packed_decode(
+            x, x, x, x, x, 1.0, x, x, x, use_qk_l2norm_in_kernel=True
+        )
+
+
+def test_replacements_reach_whoever_imported_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition, user = SimpleNamespace(), SimpleNamespace(other=1)
+
+    def stock() -> None: ...
+
+    definition.fused_gdn_gating = user.fused_gdn_gating = stock
+    monkeypatch.setitem(sys.modules, "sglang.toy", definition)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "sglang.toy_user", user)  # type: ignore[arg-type]
+    monkeypatch.setattr(gdn_ops, "REPLACEMENTS", {"sglang.toy": (gdn_ops.fused_gdn_gating,)})
+    for _ in range(2):
+        gdn_ops.install()
+        assert definition.fused_gdn_gating is user.fused_gdn_gating is gdn_ops.fused_gdn_gating
+
+
+def test_raw_projections_of_a_cuda_decode_step() -> None:
+    """`SGLANG_ENABLE_GDN_DECODE_FUSED_PROJ_CONV` hands the backend what the layer's projections gave."""
+    from sglang_hybrid.engine.gdn_mixer import HybridGDNBackend
+    from sglang_hybrid.engine.page_maps import DecodeMaps
+
+    torch.manual_seed(3)
+    keys, values = GROUPS * SIZE, HEADS * DIM
+    layer: Any = SimpleNamespace(
+        layer_id=7, q_dim=keys, k_dim=keys, v_dim=values, num_q_heads=GROUPS, num_k_heads=GROUPS,
+        num_v_heads=HEADS, head_q_dim=SIZE, head_k_dim=SIZE, head_v_dim=DIM, bias=None, activation="silu",
+        conv_weights=torch.randn(2 * keys + values, 4), A_log=torch.randn(HEADS), dt_bias=torch.randn(HEADS),
+    )  # fmt: skip
+    pages, lines = torch.randn(5, values, SIZE), torch.randn(5, 2 * keys + values, 3)
+    qkv, z = torch.randn(2, 2 * keys + values), torch.randn(2, HEADS, DIM)
+    b, a = torch.randn(2, HEADS), torch.randn(2, HEADS)
+
+    def step(mixed: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        backend = object.__new__(HybridGDNBackend)
+        backend.route = choose("torch", "cpu")
+        rows, windows = pages.clone(), lines.clone()
+        backend.states = {7: StateView(rows, 0, HEADS, DIM)}
+        backend.convs = {7: ConvView(windows)}
+        source, target = torch.tensor([1, 2]), torch.tensor([3, 4])
+        backend.forward_metadata = DecodeMaps(source[:, None], source, target[:, None], target)
+        return backend.forward_decode(layer, None, mixed, a, b), rows, windows
+
+    y, rows, windows = step(qkv)
+    assert y.shape == (1, 2, HEADS, DIM) and not torch.equal(rows[3:], pages[3:])
+    assert torch.equal(rows[:3], pages[:3]) and torch.equal(windows[:3], lines[:3])
+    (raw_y, raw_z), raw_rows, raw_windows = step((torch.cat([qkv, z.flatten(1)], 1), torch.cat([b, a], 1)))
+    assert torch.equal(raw_y, y) and torch.equal(raw_z, z)
+    assert torch.equal(raw_rows, rows) and torch.equal(raw_windows, windows)
