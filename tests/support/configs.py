@@ -4,6 +4,8 @@ A start costs half a minute on two cores, so a test joins an existing configurat
 grouped by configuration, in the order of `CONFIGS`.
 """
 
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,11 @@ ENV: Mapping[str, str] = {
 }
 """Environment of every server; a configuration may add to it."""
 
+
+PLANTED = Path(__file__).parent / "planted"
+"""Folder of a plugin that takes guards out while a file of that name lies in `FAULTS`."""
+_FAULTS = tempfile.TemporaryDirectory(prefix="hybrid-faults-")
+FAULTS = Path(_FAULTS.name)
 
 HOPEFUL = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
 """A scheduler that expects answers of eight tokens: it admits more than fits, and retracts."""
@@ -103,7 +110,7 @@ class ServerConfig:
             chunk=self.chunk,
             running=self.running,
             context=self.context,
-            flags=(*self.flags, *pools),
+            flags=(*(flag for flag in self.flags if not flag.startswith("--hybrid")), *pools),
             env=self.env,
         )
 
@@ -190,6 +197,17 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ("s2", 16, 256, (), RETRACT),
                 ("d0", 48, 32, (), {}),
             )
+        ),
+        # Exact mode with a state that loses bits, and faults to plant (test_exact.py).
+        ServerConfig(
+            "exact",
+            memory=Memory(tokens=512, spare=8),
+            chunk=72,
+            flags=("--hybrid-exact", "--mamba-ssm-dtype", "bfloat16"),
+            env={
+                "SGLANG_HYBRID_TEST_FAULTS": str(FAULTS),
+                "PYTHONPATH": os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]),
+            },
         ),
         # A public server: default budget, long vocabulary, tokenizer and chat template.
         ServerConfig(
