@@ -26,6 +26,7 @@ class StateBytes:
     kv_row: int
     ssm_rows: int
     ssm_row: int
+    conv: int
 
     @classmethod
     def of(cls, model_dir: Path) -> "StateBytes":
@@ -39,12 +40,22 @@ class StateBytes:
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         names = next(names for names in SSM_FIELDS if names[0] in config)
         heads, rows, row = (config[name] for name in names)
+        stripes = -(-recurrent // layers)
+        # Of Mamba2; nobody asks for another family's yet.
+        channels = heads * rows + 2 * config.get("mamba_n_groups", 0) * row
+        window = config.get("mamba_d_conv", 1) - 1
         return cls(
             layers=layers,
             kv_row=2 * config["num_key_value_heads"] * head_dim * FP32,
-            ssm_rows=-(-recurrent // layers) * heads * rows,
+            ssm_rows=stripes * heads * rows,
             ssm_row=row * FP32,
+            conv=stripes * channels * window * FP32,
         )
+
+    @property
+    def checkpoint(self) -> int:
+        """SSM and conv state, rounded up to whole KV rows."""
+        return -(-(self.ssm_rows * self.ssm_row + self.conv) // self.kv_row) * self.kv_row
 
     def page(self, grid: int) -> int:
         """Bytes of an S1 page: the KV of one grid step in one layer."""
@@ -57,6 +68,35 @@ class StateBytes:
     def pages(self, grid: int, tokens: int, spare: int, running: int) -> int:
         """Pages for K tokens, `spare` checkpoints and R live states (CASES.md: K, spare, R)."""
         return -(-tokens // grid) + (spare + running) * self.w(grid)
+
+    def pools(self, organization: str, grid: int, budget: int, share: float | None) -> list[tuple[int, int]]:
+        """(pages, bytes of a page) of each pool of a layer, sinks included."""
+        arena = budget // self.layers
+        if organization == "D0":
+            units = int(arena * (share or 0.5)) // self.page(16)
+            states = (arena - units * self.page(16)) // self.checkpoint
+            return [(units, self.page(16)), (states, self.checkpoint)]
+        page = max(self.page(grid), self.checkpoint) if organization == "S0" else self.page(grid)
+        return [(arena // page, page)]
+
+    def slots(self, grid: int, tight: bool) -> int:
+        """Conv slots of a slab page: of the next power of two, or of the next whole KiB."""
+        slot = -(-self.conv // 1024) * 1024 if tight else 1 << (self.conv - 1).bit_length()
+        return self.page(grid) // slot
+
+    def most_running(
+        self, organization: str, grid: int, budget: int, share: float | None, tight: bool
+    ) -> int:
+        """Requests of one unit and one live state each that fit at once, while one leaves a boundary."""
+        sizes = [pages - 1 for pages, _ in self.pools(organization, grid, budget, share)]
+        if organization == "D0":
+            return min(sizes[0], sizes[1] - 1)
+        pages = {"S0": 1, "S1": self.w(grid), "S2": self.w(grid) - 1}[organization]
+        slots = self.slots(grid, tight)
+        most = 0
+        while (most + 1) * (1 + pages) + 1 + (organization == "S2") * -(-(most + 1) // slots) <= sizes[0]:
+            most += 1
+        return most
 
     def budget(self, grid: int, pages: int) -> int:
         """`--hybrid-budget-bytes` for exactly so many usable pages, the sink page 0 on top."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_hybrid.cli.demo_model import FALCON_7B_LAYER
+from sglang_hybrid.cli.demo_shape import DemoShape
 from tests.support.budget import StateBytes
 
 ENV: Mapping[str, str] = {
@@ -64,6 +65,12 @@ class ServerConfig:
     flags: tuple[str, ...] = ()
     observed: bool = False
     """With metrics and a trace beside the log."""
+    asked: int | None = None
+    """`--max-running-requests` when it is not `running`: more than the memory holds."""
+    share: float | None = None
+    """D0: attention's part of the budget."""
+    tight: bool = False
+    """S2: tight conv slots."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def args(self, model_dir: Path) -> list[str]:
@@ -73,7 +80,7 @@ class ServerConfig:
             "--dtype", "float32",
             "--context-length", str(self.context),
             "--chunked-prefill-size", str(self.chunk),
-            "--max-running-requests", str(self.running),
+            "--max-running-requests", str(self.asked or self.running),
             "--skip-server-warmup",
             "--random-seed", "0",
             "--enable-cache-report",
@@ -84,6 +91,10 @@ class ServerConfig:
         ]  # fmt: skip
         if self.hybrid:
             args += ["--hybrid-mem", self.organization, "--hybrid-grid", str(self.grid)]
+            if self.share is not None:
+                args += ["--hybrid-attention-share", str(self.share)]
+            if self.tight:
+                args += ["--hybrid-conv-slots", "tight"]
             if self.memory is not None:
                 args += ["--hybrid-budget-bytes", str(self.budget_bytes(model_dir))]
         return args
@@ -134,6 +145,14 @@ def cold_config(model: str, context: int) -> ServerConfig:
     )
 
 
+SMALL: Mapping[str, Any] = {
+    "memory": Memory(tokens=512, spare=8),
+    "asked": 64,
+    # Forced so rarely that memory runs out in between.
+    "env": {**HOPEFUL, **RETRACT, "SGLANG_TEST_RETRACT_INTERVAL": "10"},
+}
+"""Little memory for S0, S2 and D0, and more requests asked for than may run."""
+
 CONFIGS: Mapping[str, ServerConfig] = {
     config.name: config
     for config in (
@@ -152,6 +171,22 @@ CONFIGS: Mapping[str, ServerConfig] = {
             memory=Memory(tokens=512, spare=8),
             observed=True,
             env=HOPEFUL,
+        ),
+        # The same bytes for others, and retraction beyond what they force.
+        ServerConfig("s0-small", organization="S0", **SMALL),
+        ServerConfig(
+            "s2-small",
+            organization="S2",
+            **{**SMALL, "grid": 16, "memory": Memory(tokens=768, spare=8)},
+            model="odd",
+            tight=True,
+        ),
+        ServerConfig(
+            "d0-small",
+            organization="D0",
+            **{**SMALL, "grid": 32, "memory": Memory(tokens=1024, spare=0)},
+            share=0.75,
+            chunk=48,
         ),
         ServerConfig(
             "kv256",
@@ -229,6 +264,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "granite": {"family": "granite-4", "vocab": 512, "context": 4096},
     "qwen": {"family": "qwen3.5", "vocab": 512, "context": 4096},
     "public": {},
+    # A conv line of 5,376 bytes: slots of 8 KiB or, tight, of 6, which do not divide a page of 32.
+    "odd": {"shape": DemoShape(ssm_groups=2), "vocab": 512, "context": 4096},
     "real-page": {"shape": FALCON_7B_LAYER, "vocab": 512, "context": 4096},
 }
 """Keyword arguments of `write_demo_model` for each model by name."""

@@ -23,6 +23,7 @@ START_TIMEOUT = 240.0
 REQUEST_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 30.0
 
+_RUNNING = re.compile(r"Prefill batch.*?#new-seq: (\d+), .*?#running-req: (\d+)")
 _PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
 
 
@@ -127,6 +128,10 @@ class LiveServer:
     def prefill_batches(self, mark: int) -> list[tuple[int, int, int]]:
         """(new sequences, new tokens, cached tokens) of each prefill batch logged after a mark."""
         return [tuple(map(int, found)) for found in _PREFILL.findall(self.log_since(mark))]  # type: ignore[misc]
+
+    def most_running(self, mark: int) -> int:
+        """Most requests at once, by the prefill batches logged after a mark."""
+        return max(int(new) + int(running) for new, running in _RUNNING.findall(self.log_since(mark)))
 
     # -- requests ---------------------------------------------------------------------------------
 
