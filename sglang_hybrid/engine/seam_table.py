@@ -9,9 +9,13 @@ from __future__ import annotations
 from sglang_hybrid.engine.seams import Seam
 
 SEAMS: tuple[Seam, ...] = (
-    Seam("prometheus_client.mmap_dict:MmapedDict.read_all_values_from_file", "filename"),
-    Seam("prometheus_client.mmap_dict:MmapedDict.write_value", "self key value timestamp"),
-    Seam("prometheus_client.mmap_dict:mmap_key", "metric_name name labelnames labelvalues help_text"),
+    Seam("prometheus_client.mmap_dict:MmapedDict.read_all_values_from_file", "filename", child_only=True),
+    Seam("prometheus_client.mmap_dict:MmapedDict.write_value", "self key value timestamp", child_only=True),
+    Seam(
+        "prometheus_client.mmap_dict:mmap_key",
+        "metric_name name labelnames labelvalues help_text",
+        child_only=True,
+    ),
     Seam("sglang.srt.arg_groups.arg_utils:NS", "path"),
     Seam("sglang.srt.arg_groups.mamba_hook:validate_mamba_no_buffer", "view model_arch"),
     Seam("sglang.srt.arg_groups.overrides:attention_backends_of", "cfg"),

@@ -26,6 +26,9 @@ class Seam(NamedTuple):
 
     path: str
     names: str | None = None
+    child_only: bool = False
+    """Not to be imported in the parent: `prometheus_client` decides at its import where counters go, and
+    SGLang sets the folder that the parent's own go to only after the arguments are resolved."""
 
 
 _failures: list[str] = []
@@ -116,7 +119,7 @@ def check_parent() -> None:
     check_version()
     check_failures()
     _check_live(hook for hook in HOOKS if hook.needs is None)
-    check_seams(SEAMS)
+    check_seams(seam for seam in SEAMS if not seam.child_only)
 
 
 def assert_applied() -> None:
@@ -130,10 +133,12 @@ def assert_applied() -> None:
 
     from sglang_hybrid.engine.args import HybridServerArgs
     from sglang_hybrid.engine.hooks import HOOKS
+    from sglang_hybrid.engine.seam_table import SEAMS
 
     check_version()
     check_failures()
     _check_live(HOOKS)
+    check_seams(seam for seam in SEAMS if seam.child_only)
     record = get_server_args()
     if not isinstance(record, HybridServerArgs):
         raise SeamError(f"server arguments: expected HybridServerArgs, found {type(record).__name__}")
