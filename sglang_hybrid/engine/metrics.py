@@ -105,12 +105,12 @@ class Exporter:
             self.write()
 
     def idle(self) -> None:
-        """Nothing will change for a while: write what is not written yet."""
+        """Nothing will change for a while: write once more, since what follows the last call is not known."""
         if self._stale:
+            self._stale = False
             self.write()
 
     def write(self) -> None:
-        self._stale = False
         self._next = time.monotonic() + INTERVAL
         samples = list(self._collect())
         if not self._keys:

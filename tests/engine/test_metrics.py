@@ -40,7 +40,7 @@ def record_of(witness: Witness, reply: Reply) -> dict[str, Any]:
     return trace_of(witness.server)[rid]
 
 
-@on("kv256", "d0")
+@on("kv256", "s0", "s2", "d0")
 def test_bytes_add_up_at_any_moment(witness: Witness) -> None:
     """The sum is the budget in every scrape, under load too; usage is there when idle, 0 after a flush."""
     budget = pools(witness.server).raw["budget_bytes"]
@@ -77,7 +77,9 @@ def test_bytes_add_up_at_any_moment(witness: Witness) -> None:
     free = {kind: size for kind, size in flushed.bytes().items() if kind.endswith("free")}
     assert sum(free.values()) + flushed.bytes()["any_wasted"] == budget
     largest = flushed.total("largest_allocatable_bytes", kind="attention")
-    assert largest == (free["attention_free"] or free["any_free"])
+    room = free["attention_free"] or free["any_free"]
+    # A page of S0 is as large as a checkpoint, and one block's rows use a part of it.
+    assert 0 < largest < room if witness.config.organization == "S0" else largest == room
     assert flushed.total("largest_allocatable_bytes", kind="checkpoint") > 0
 
 
@@ -128,7 +130,7 @@ def test_kv_is_the_limit(witness: Witness) -> None:
     assert pools(witness.server).raw["refused_last"] == "admission_attention"
 
 
-@on("kv256", "d0")
+@on("kv256", "s0", "s2", "d0")
 def test_cached_tokens_add_up(witness: Witness) -> None:
     """HB-28: replies, our counters, SGLang's counter and the trace tell the same sum."""
     before = drained(witness)
@@ -159,7 +161,7 @@ def test_the_trace_tells_what_the_reply_does(witness: Witness) -> None:
         assert set(record) == {
             *depth(reply), "rid", "time", "key", "cached_tokens", "output_tokens", "finish", "resumes",
         }  # fmt: skip
-    assert replies[1].meta["id"] == "mine"
+    assert replies[1].meta["id"].startswith("mine")
     assert depth(replies[1])["gap_r"] == 0 and depth(replies[1])["cause"] == "off_grid"
 
 
@@ -192,7 +194,7 @@ def test_resumes_are_listed(witness: Witness) -> None:
         assert record["resumes"] == reply.meta["hybrid"][1:]
         assert record["output_tokens"] == 216
     resumed = sum(one["j_adopt"] for reply in replies for one in reply.meta["hybrid"][1:])
-    assert grown(before, after, "resumed_tokens_total") == resumed > 0
+    assert grown(before, after, "resumed_tokens_total") == resumed
 
 
 @on("kv256")

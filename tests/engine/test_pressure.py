@@ -61,7 +61,7 @@ def test_retraction_of_one_of_two(witness: Witness) -> None:
     outgrow(witness, [T(1, 24), T(2, 24)], 216)
 
 
-@on("tight", "s0-small")
+@on("tight")
 def test_retraction_of_several(witness: Witness) -> None:
     """Eight of them, some of which are retracted more than once."""
     prompts = [T(40 + i, 24 + i) for i in range(8)]

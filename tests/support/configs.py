@@ -202,8 +202,8 @@ CONFIGS: Mapping[str, ServerConfig] = {
             env={"SGLANG_REQ_WAITING_TIMEOUT": "1"},
         ),
         # The other organizations, the same bytes.
-        ServerConfig("s0", organization="S0", memory=Memory(tokens=2048, spare=64)),
-        ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64)),
+        ServerConfig("s0", organization="S0", memory=Memory(tokens=2048, spare=64), observed=True),
+        ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64), observed=True),
         ServerConfig("d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64), observed=True),
         # The Triton kernels, interpreted: a millisecond a program, so a few tokens.
         ServerConfig(
