@@ -63,6 +63,9 @@ class BenchServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(10)
 
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def log(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")

@@ -14,6 +14,7 @@ from typing import Any
 from sglang_hybrid.cli.demo_model import FALCON_7B_LAYER
 from sglang_hybrid.cli.demo_shape import DemoShape
 from tests.support.budget import StateBytes
+from tests.support.expect import ChosenGrid, DenseGrid, sparse
 
 ENV: Mapping[str, str] = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
@@ -48,6 +49,9 @@ class Memory:
 
 AMPLE = Memory()
 
+TINY_WEIGHT = 4
+"""S1 pages of the tiny model's checkpoint at grid 8."""
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -65,6 +69,8 @@ class ServerConfig:
     flags: tuple[str, ...] = ()
     observed: bool = False
     """With metrics and a trace beside the log."""
+    native_grid: bool = False
+    """Leave `--hybrid-grid` out: a D0 finds `grid` by itself."""
     asked: int | None = None
     """`--max-running-requests` when it is not `running`: more than the memory holds."""
     share: float | None = None
@@ -90,7 +96,9 @@ class ServerConfig:
             *self.flags,
         ]  # fmt: skip
         if self.hybrid:
-            args += ["--hybrid-mem", self.organization, "--hybrid-grid", str(self.grid)]
+            args += ["--hybrid-mem", self.organization]
+            if not self.native_grid:
+                args += ["--hybrid-grid", str(self.grid)]
             if self.share is not None:
                 args += ["--hybrid-attention-share", str(self.share)]
             if self.tight:
@@ -105,6 +113,14 @@ class ServerConfig:
         state = StateBytes.of(model_dir)
         pages = state.pages(self.grid, self.memory.tokens, self.memory.spare, self.running)
         return state.budget(self.grid, pages)
+
+    def expected(self) -> DenseGrid:
+        """What its placement promises while nothing is evicted."""
+        if "--hybrid-checkpoints" not in self.flags:
+            return DenseGrid(self.grid)
+        if "branch" in self.flags:
+            return ChosenGrid(self.grid)
+        return ChosenGrid(self.grid, keeps=sparse(TINY_WEIGHT))
 
     def without_plugin(self) -> "ServerConfig":
         """The same server with the flag off: stock pools of the same number of tokens."""
@@ -152,6 +168,9 @@ SMALL: Mapping[str, Any] = {
     "env": {**HOPEFUL, **RETRACT, "SGLANG_TEST_RETRACT_INTERVAL": "10"},
 }
 """Little memory for S0, S2 and D0, and more requests asked for than may run."""
+
+OTHER: Mapping[str, Any] = {"model": "public", "chunk": 104, "flags": ("--enable-mixed-chunk",)}
+"""Ample memory for S0, S2 and D0, the public vocabulary, chunks off the grid."""
 
 CONFIGS: Mapping[str, ServerConfig] = {
     config.name: config
@@ -213,6 +232,17 @@ CONFIGS: Mapping[str, ServerConfig] = {
             flags=("--hybrid-kernels", "triton"),
             env={"TRITON_INTERPRET": "1"},
         ),
+        # Placements that keep less than every boundary; with them, headroom and retention.
+        *(
+            ServerConfig(
+                name,
+                flags=(
+                    *("--hybrid-checkpoints", name),
+                    *("--hybrid-headroom", "0.1", "--hybrid-retention", "1"),
+                ),
+            )
+            for name in ("branch", "sparse")
+        ),
         # Families whose attention and recurrent layers are different sets: chunks off the grid by mixing and
         # (D0) by size, forced retraction.
         *(
@@ -253,6 +283,16 @@ CONFIGS: Mapping[str, ServerConfig] = {
             running=32,
             chunk=2048,
             context=16384,
+        ),
+        # The other organizations likewise; D0 on the grid that it derives.
+        ServerConfig("s0-ample", organization="S0", **OTHER),
+        ServerConfig("s2-ample", organization="S2", **OTHER),
+        ServerConfig(
+            "d0-ample",
+            organization="D0",
+            **{**OTHER, "grid": 64, "memory": Memory(tokens=8192, spare=128), "chunk": 800, "context": 8192},
+            native_grid=True,
+            share=0.4,
         ),
         # The default grid with pages as large as those of a real model.
         ServerConfig("g512", grid=512, model="real-page", memory=Memory(tokens=16384, spare=24), chunk=2048),

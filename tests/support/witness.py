@@ -29,7 +29,7 @@ class Witness:
     expected: DenseGrid = field(init=False)
 
     def __post_init__(self) -> None:
-        self.expected = DenseGrid(self.config.grid)
+        self.expected = self.config.expected()
 
     @property
     def G(self) -> int:
