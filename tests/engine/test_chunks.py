@@ -46,7 +46,7 @@ def test_hits_between_chunks(witness: Witness) -> None:
     witness.cached_exactly()
 
 
-@on(*CHUNKED)
+@on(*CHUNKED, "s0-ample", "s2-ample", "d0-ample")
 def test_a_wave_of_chunked_prompts(witness: Witness) -> None:
     """Chunks of one prompt share batches with the last chunk of another and with decode."""
     k = witness.G // 8

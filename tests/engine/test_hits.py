@@ -7,7 +7,7 @@ from tests.support.tokens import T
 from tests.support.witness import Witness
 
 
-@on("g8", "g16")
+@on("g8", "g16", "s0-ample", "s2-ample", "d0-ample")
 def test_the_same_prompt_again_hits(witness: Witness) -> None:
     """HB-01."""
     k = witness.G // 8
@@ -38,7 +38,7 @@ def test_a_long_shared_prefix_hits_whatever_the_tail(witness: Witness, tail: int
     witness.cached_exactly()
 
 
-@on("g8", "g16")
+@on("g8", "g16", "s0-ample", "s2-ample", "d0-ample")
 def test_branches_off_one_base(witness: Witness) -> None:
     """HB-03 (c)."""
     k = witness.G // 8

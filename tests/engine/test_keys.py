@@ -20,25 +20,30 @@ def key(field: str, value: str | None) -> Key:
     return (value, None) if field == "extra_key" else (None, value)
 
 
-@on("g8")
-@pytest.mark.parametrize("field", ["extra_key", "cache_salt"])
+@pytest.mark.parametrize(
+    ("server", "field"),
+    [("g8", "cache_salt"), *((name, "extra_key") for name in ("g8", "s0-ample", "s2-ample", "d0-ample"))],
+    indirect=["server"],
+)
 def test_keys_do_not_share(witness: Witness, field: str) -> None:
     """HB-24 through /generate."""
+    k = witness.G // 8
+    x, m = T(1, 41 * k), 9 * k
     replies = {}
     for value, tokens in zip((None, "a", "b", "a", None), FIRST_HITS, strict=True):
-        replies[value] = witness.ask(X, M, key=key(field, value))
-        witness.hit_is(replies[value], tokens)
+        replies[value] = witness.ask(x, m, key=key(field, value))
+        witness.hit_is(replies[value], tokens * k)
     assert len({reply.ids for reply in replies.values()}) == 1
     witness.cached_exactly()
 
     keys = [key(field, value) for value in "abc"]
-    for reply, tokens in zip(witness.together([X] * 3, M, keys=keys), (40, 40, 0), strict=True):
-        witness.hit_is(reply, tokens)
+    for reply, tokens in zip(witness.together([x] * 3, m, keys=keys), (40, 40, 0), strict=True):
+        witness.hit_is(reply, tokens * k)
     witness.cached_exactly()
 
-    turn = [*X, *replies["a"].ids, *T(9, 5)]
+    turn = [*x, *replies["a"].ids, *T(9, 5)]
     for value, tokens in (("a", 48), ("b", 48), ("d", 0)):
-        witness.hit_is(witness.ask(turn, 3, key=key(field, value)), tokens)
+        witness.hit_is(witness.ask(turn, 3, key=key(field, value)), tokens * k)
     witness.cached_exactly()
 
 

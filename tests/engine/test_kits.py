@@ -3,7 +3,9 @@
 import random
 import re
 import unittest
+from functools import partial
 from typing import Any
+from unittest import mock
 
 from sglang.test import kl_multiturn_utils as kl
 from sglang.test.kits import (
@@ -75,7 +77,7 @@ def test_running_timeout(witness: Witness) -> None:
     assert max(map(int, decoded)) < 8 * 4000
 
 
-@on("public")
+@on("public", "s0-ample", "s2-ample", "d0-ample")
 def test_multi_turn_logprobs(witness: Witness) -> None:
     """Three turns; what decode said equals what a cold prefill says."""
     kl.test_input_output_logprobs_match_helper(
@@ -128,9 +130,12 @@ def test_decode_hits_of_branches(witness: Witness) -> None:
     )
 
 
-@on("public")
+@on("public", "s0-ample", "s2-ample", "d0-ample")
 def test_random_radix_tree(witness: Witness) -> None:
-    """400 prompts of a random tree at once: chunks, forks, evictions, retractions."""
+    """400 prompts of a random tree at once, or 60: chunks, forks, evictions, retractions."""
     random.seed(0)
-    radix_cache_server_kit.run_radix_attention_test(witness.server.url)
+    kit = radix_cache_server_kit
+    tree = kit.gen_radix_tree if witness.config.name == "public" else partial(kit.gen_radix_tree, 60, 128)
+    with mock.patch.object(kit, "gen_radix_tree", tree):
+        kit.run_radix_attention_test(witness.server.url)
     witness.server.wait_idle()

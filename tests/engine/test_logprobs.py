@@ -9,15 +9,22 @@ from tests.support.park import on
 from tests.support.tokens import T
 from tests.support.witness import Witness
 
+STARTS = (0, 1, 7, 8, 20, 39, 40, 42)
 
-@on("g8")
-@pytest.mark.parametrize("start", [0, 1, 7, 8, 20, 39, 40, 42])
+
+@pytest.mark.parametrize(
+    ("server", "start"),
+    [*(("g8", start) for start in STARTS), ("s0-ample", 20), ("s2-ample", 20), ("d0-ample", 20)],
+    indirect=["server"],
+)
 def test_prompt_logprobs_limit_the_hit(witness: Witness, start: int) -> None:
     """A hit ends before the first prompt position whose logprob is wanted; those logprobs equal cold's."""
-    prompt = T(1, 43)
+    k = witness.G // 8
+    start *= k
+    prompt = T(1, 43 * k)
     witness.ask(prompt, 2)
     reply = witness.ask(prompt, 2, start=start)
-    witness.hit_is(reply, 8 * (min(start, 42) // 8))
+    witness.hit_is(reply, witness.G * (min(start, 42 * k) // witness.G))
     got = [entry[0] for entry in reply.meta["input_token_logprobs"]]
     reference = witness.cold.server(witness.config.model).generate(prompt, 1, logprob_start_len=0)
     want = [entry[0] for entry in reference.meta["input_token_logprobs"]][start:]
@@ -30,10 +37,10 @@ def test_prompt_logprobs_limit_the_hit(witness: Witness, start: int) -> None:
             assert abs(a - b) <= TOLERANCE, f"prompt logprob at {start + i}: {a} instead of {b}"
 
 
-@on("g8")
+@on("g8", "s0-ample", "s2-ample", "d0-ample")
 def test_several_samples_of_one_prompt(witness: Witness) -> None:
     """n = 4: all greedy samples equal cold."""
-    prompt = T(1, 37)
+    prompt = T(1, 4 * witness.G + 5)
     for _ in range(2):
         replies = witness.server.generate_all(prompt, 14, sampling={"n": 4})
         assert len(replies) == 4
@@ -41,29 +48,30 @@ def test_several_samples_of_one_prompt(witness: Witness) -> None:
             witness.check_output(reply, prompt, 14)
             witness.expected.commit(prompt, reply.ids)
             witness.check_bounds(reply.cached, witness.expected.hit(prompt), prompt, "n=4")
-    witness.hit_is(witness.ask(prompt, 3), 32)
+    witness.hit_is(witness.ask(prompt, 3), 4 * witness.G)
     witness.cached_exactly()
 
 
-@on("g8")
+REGEX = {"regex": "(one|two|three|four|five|six){20}"}
+SCHEMA = {"json_schema": json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 60})}
+
+
 @pytest.mark.parametrize(
-    "constraint",
-    [
-        {"regex": "(one|two|three|four|five|six){20}"},
-        {"json_schema": json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 60})},
-    ],
-    ids=["regex", "json_schema"],
+    ("server", "constraint"),
+    [("g8", SCHEMA), *((name, REGEX) for name in ("g8", "s0-ample", "s2-ample", "d0-ample"))],
+    ids=["g8-schema", "g8-regex", "s0-ample-regex", "s2-ample-regex", "d0-ample-regex"],
+    indirect=["server"],
 )
 def test_constrained_decoding(witness: Witness, constraint: dict[str, str]) -> None:
     """A grammar's tokens cross boundaries, are cached and resumed like any other."""
-    prompt, m = T(1, 19), 30
+    prompt, m = T(1, 2 * witness.G + 3), 30
     for _ in range(2):
         reply = witness.server.generate(prompt, m, sampling=constraint)
         cold = witness.cold.ask(witness.config.model, prompt, m, sampling=constraint)
         witness.equal(reply, cold)
         assert reply.text.startswith(("[", *("one", "two", "three", "four", "five", "six")))
         witness.expected.commit(prompt, reply.ids)
-    witness.hit_is(reply, 16)
+    witness.hit_is(reply, 2 * witness.G)
     witness.ask([*prompt, *reply.ids, 4], 2)
 
 

@@ -23,7 +23,7 @@ def test_states_of_a_batch_lie_on_each_requests_own_grid(witness: Witness, order
         witness.hit_is(witness.ask(prompts[i] + T(50 + i, 3)), tokens * k)
 
 
-@on("g8", "g16")
+@on("g8", "g16", "s0-ample", "s2-ample", "d0-ample")
 def test_a_hit_in_front_of_a_batch(witness: Witness) -> None:
     """HB-09, last sentence: the first of the wave begins with a hit of two grid steps."""
     k = witness.G // 8
