@@ -1,7 +1,8 @@
 """Models and server configurations that the engine tests share.
 
 A start costs half a minute on two cores, so a test joins an existing configuration if it can. Tests run
-grouped by configuration, in the order of `CONFIGS`.
+grouped by configuration, in the order of `CONFIGS`; what takes longest comes early, so that no worker is left
+with it at the end.
 """
 
 import os
@@ -178,6 +179,26 @@ CONFIGS: Mapping[str, ServerConfig] = {
         # Ample memory: hits follow the formula exactly.
         ServerConfig("g8"),
         ServerConfig("g16", grid=16),
+        # A public server: default budget, long vocabulary, tokenizer and chat template.
+        ServerConfig(
+            "public",
+            grid=16,
+            model="public",
+            memory=Memory(tokens=16384, spare=256),
+            running=32,
+            chunk=2048,
+            context=16384,
+        ),
+        # The other organizations likewise; D0 on the grid that it derives.
+        ServerConfig("s0-ample", organization="S0", **OTHER),
+        ServerConfig("s2-ample", organization="S2", **OTHER),
+        ServerConfig(
+            "d0-ample",
+            organization="D0",
+            **{**OTHER, "grid": 64, "memory": Memory(tokens=8192, spare=128), "chunk": 800, "context": 8192},
+            native_grid=True,
+            share=0.4,
+        ),
         # Chunks below, equal to and above the grid; 12 and 40 are off it.
         ServerConfig("chunk3", chunk=3),
         ServerConfig("chunk8", chunk=8, env={"SGLANG_REQ_RUNNING_TIMEOUT": "6"}),
@@ -273,26 +294,6 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 "SGLANG_HYBRID_TEST_FAULTS": str(FAULTS),
                 "PYTHONPATH": os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]),
             },
-        ),
-        # A public server: default budget, long vocabulary, tokenizer and chat template.
-        ServerConfig(
-            "public",
-            grid=16,
-            model="public",
-            memory=Memory(tokens=16384, spare=256),
-            running=32,
-            chunk=2048,
-            context=16384,
-        ),
-        # The other organizations likewise; D0 on the grid that it derives.
-        ServerConfig("s0-ample", organization="S0", **OTHER),
-        ServerConfig("s2-ample", organization="S2", **OTHER),
-        ServerConfig(
-            "d0-ample",
-            organization="D0",
-            **{**OTHER, "grid": 64, "memory": Memory(tokens=8192, spare=128), "chunk": 800, "context": 8192},
-            native_grid=True,
-            share=0.4,
         ),
         # The default grid with pages as large as those of a real model.
         ServerConfig("g512", grid=512, model="real-page", memory=Memory(tokens=16384, spare=24), chunk=2048),
