@@ -161,7 +161,7 @@ def test_the_trace_tells_what_the_reply_does(witness: Witness) -> None:
         assert set(record) == {
             *depth(reply), "rid", "time", "key", "cached_tokens", "output_tokens", "finish", "resumes",
         }  # fmt: skip
-    assert replies[1].meta["id"].startswith("mine")
+    assert replies[1].meta["id"] == "mine_0"  # the first of a batch of one
     assert depth(replies[1])["gap_r"] == 0 and depth(replies[1])["cause"] == "off_grid"
 
 
