@@ -47,13 +47,19 @@ class Replay:
     adopted tokens are those of first admissions.  Prompts are published when they are prefilled.
     """
 
-    def __init__(self, organization: Organization, order: type[Lifetime], most_running: int = 1) -> None:
+    def __init__(
+        self,
+        organization: Organization,
+        order: Callable[[GridTree], Lifetime],
+        most_running: int = 1,
+        states: Callable[[GridTree, Lifetime], LiveStates] = LiveStates,
+    ) -> None:
         if organization.grid % PIECE_TOKENS:
             raise ValueError(f"a grid of {organization.grid} is no multiple of {PIECE_TOKENS} tokens")
         self.organization = organization
         self.tree = GridTree(organization, token_bytes=1)
         self.lifetime = order(self.tree)
-        self.live = LiveStates(self.tree, self.lifetime)
+        self.live = states(self.tree, self.lifetime)
         self.most_running = most_running
         self.running: list[Running] = []
         self.adopted_tokens = 0

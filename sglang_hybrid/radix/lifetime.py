@@ -61,8 +61,8 @@ class Lifetime:
     def reset(self) -> None:
         self._clock = 0
         self._demand = Demand(self.organization.unit_pool.size)
-        self._idle = EvictionOrder(_is_idle)
-        self._leaves = EvictionOrder(_is_idle_leaf)
+        self._idle = self._order(_is_idle)
+        self._leaves = self._order(_is_idle_leaf)
         self._dead: list[Node] = []
         self._kept: dict[Checkpoint, None] = {}
         """Those with pins or retained; some may have left the lookup since."""
@@ -209,6 +209,10 @@ class Lifetime:
         )
 
     # -- order ------------------------------------------------------------------------------
+
+    def _order(self, usable: Callable[[Checkpoint], bool]) -> EvictionOrder:
+        """Those that `usable` lets go, in the order in which they go."""
+        return EvictionOrder(usable)
 
     def _on_leaf(self, node: Node) -> None:
         if node.checkpoint is None:

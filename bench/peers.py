@@ -1,0 +1,204 @@
+"""`python -m bench.peers`: published policies on the public trace, against ours and plain LRU at equal bytes.
+
+Falcon-H1-7B on S2, the trimmed Mooncake conversation trace, one request at a time and 16 at once.  The figure
+is the token hit rate: prompt tokens served from the cache, of all prompt tokens.  Marconi's alpha is tuned as
+its paper says, by replay of a bootstrap window; the number of checkpoints that sparse prefix caching may give
+a prompt is the one that serves most of the whole trace, which nobody could know beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from bench.capacity import MODEL, organization
+from bench.lru import PlainLru
+from bench.replay import Replay
+from bench.table import parser, report, table
+from bench.trace import DEFAULT_TRACE, Request, load, reuse
+from sglang_hybrid.cli.models import PUBLIC
+from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.simulator.peers.marconi import MarconiAdmission, MarconiEviction, PrefixFlops
+from sglang_hybrid.simulator.peers.recency import NodeRecency
+from sglang_hybrid.simulator.peers.sparse_prefix import SparsePlacement
+
+BUDGETS = (254, 1000, 3000, 10_000)
+CONCURRENCY = (1, 16)
+
+ALPHAS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+WINDOW = 5
+"""Requests recorded for each one before the first eviction, the least of the paper's 5 to 15."""
+
+COUNTS = (1, 2, 4)
+"""Checkpoints a prompt, for sparse prefix caching."""
+
+FALCON_7B = PUBLIC[MODEL].config
+WIDTH = 3072
+"""Falcon-H1-7B's hidden size, which the ledger's figures leave out."""
+
+
+class Policy(NamedTuple):
+    """Order of eviction, and what takes checkpoints."""
+
+    order: Callable[[GridTree], Lifetime]
+    states: Callable[[GridTree, Lifetime], LiveStates] = LiveStates
+
+
+class Evicted(Exception):
+    """The budget is full for the first time."""
+
+
+def flops() -> PrefixFlops:
+    """Every layer of the model has an attention, a recurrent and an MLP part."""
+    layers = FALCON_7B["num_hidden_layers"]
+    return PrefixFlops(WIDTH, FALCON_7B["mamba_d_state"], layers, layers, layers)
+
+
+def marconi(alpha: float) -> Policy:
+    return Policy(partial(MarconiEviction, flops=flops(), alpha=alpha), MarconiAdmission)
+
+
+def sparse_prefix(count: int) -> Policy:
+    return Policy(NodeRecency, partial(SparsePlacement, count=count))
+
+
+def served(
+    policy: Policy,
+    pages: int,
+    running: int,
+    requests: Sequence[Request],
+    watch: Callable[[Replay, int], None] = lambda replay, admitted: None,
+) -> int:
+    """Prompt tokens from the cache; `watch` sees the replay and how many requests have been admitted."""
+    replay = Replay(organization("S2", pages), policy.order, running, policy.states)
+    count = 0
+
+    def admitted(more: int) -> None:
+        nonlocal count
+        count += more
+        watch(replay, count)
+
+    replay.run(requests, admitted)
+    replay.tree.check_integrity()
+    replay.organization.check_integrity()
+    return replay.adopted_tokens
+
+
+def first_eviction(pages: int, running: int, requests: Sequence[Request]) -> int:
+    """Requests until Marconi first evicts a checkpoint; all of them when it never does."""
+    seen = 0
+
+    def watch(replay: Replay, admitted: int) -> None:
+        nonlocal seen
+        seen = admitted
+        if replay.lifetime.checkpoints_evicted:
+            raise Evicted
+
+    with suppress(Evicted):
+        served(marconi(0.0), pages, running, requests, watch)
+    return seen
+
+
+def serve_marconi(pages: int, running: int, requests: Sequence[Request]) -> dict[str, Any]:
+    """Section 4.2: alpha 0 until the window has been recorded, then the best of its replay."""
+    window = (1 + WINDOW) * first_eviction(pages, running, requests)
+    recorded = requests[:window]
+    tried = {alpha: served(marconi(alpha), pages, running, recorded) for alpha in ALPHAS}
+    alpha = max(ALPHAS, key=lambda one: tried[one])
+
+    def adopt(replay: Replay, admitted: int) -> None:
+        if admitted >= window:
+            replay.lifetime.alpha = alpha  # type: ignore[attr-defined]
+
+    tokens = served(marconi(0.0), pages, running, requests, adopt)
+    return {"tokens": tokens, "alpha": alpha, "window": min(window, len(requests))}
+
+
+def serve_sparse_prefix(pages: int, running: int, requests: Sequence[Request]) -> dict[str, Any]:
+    tried = {count: served(sparse_prefix(count), pages, running, requests) for count in COUNTS}
+    count = max(COUNTS, key=lambda one: tried[one])
+    return {"tokens": tried[count], "checkpoints": count}
+
+
+def serve_plain(policy: Policy, pages: int, running: int, requests: Sequence[Request]) -> dict[str, Any]:
+    return {"tokens": served(policy, pages, running, requests)}
+
+
+POLICIES: dict[str, Callable[[int, int, Sequence[Request]], dict[str, Any]]] = {
+    "lru": partial(serve_plain, Policy(PlainLru)),
+    "marconi": serve_marconi,
+    "sparse_prefix": serve_sparse_prefix,
+    "ours": partial(serve_plain, Policy(Lifetime)),
+}
+
+
+def measure(
+    requests: Sequence[Request], budgets: Sequence[int], concurrency: Sequence[int] = CONCURRENCY
+) -> dict[str, Any]:
+    """Hit rates by concurrency, budget and policy, and whether ours is at least every other."""
+    prompts = sum(request.prompt for request in requests)
+    answer: dict[str, Any] = {
+        "model": MODEL,
+        "organization": "S2",
+        "requests": len(requests),
+        "prompt_tokens": prompts,
+        "endless_cache": round(reuse(requests).tokens / prompts, 4),
+        "running": {},
+    }
+    progress = tqdm(total=len(concurrency) * len(budgets) * len(POLICIES), disable=None)
+    ahead = True
+    for running in concurrency:
+        rows = answer["running"][str(running)] = {}
+        for pages in budgets:
+            row = rows[str(pages)] = {}
+            for name, serve in POLICIES.items():
+                progress.set_description(f"{running} running, {pages} pages, {name}")
+                found = serve(pages, running, requests)
+                row[name] = {"hit_rate": round(found["tokens"] / prompts, 4), **found}
+                progress.update()
+            ahead &= all(row["ours"]["tokens"] >= one["tokens"] for one in row.values())
+    progress.close()
+    answer["ours_at_least_every_peer"] = ahead
+    return answer
+
+
+def tables(answer: dict[str, Any]) -> None:
+    for running, rows in answer["running"].items():
+        table(
+            f"Prompt tokens served from the cache, {running} running, {answer['requests']:,} requests "
+            f"(an endless cache: {100 * answer['endless_cache']:.1f} %)",
+            ("S2 pages", *(name.replace("_", " ") for name in POLICIES), "alpha", "checkpoints a prompt"),
+            [
+                (
+                    f"{int(pages):,}",
+                    *(f"{100 * row[name]['hit_rate']:.1f} %" for name in POLICIES),
+                    row["marconi"]["alpha"],
+                    row["sparse_prefix"]["checkpoints"],
+                )
+                for pages, row in rows.items()
+            ],
+        )
+
+
+def main() -> None:
+    options = parser("peers", __doc__)
+    options.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="Mooncake trace (JSON lines)")
+    options.add_argument("--requests", type=int, help="only the first requests of the trace")
+    options.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="S2 pages")
+    chosen = options.parse_args()
+    if not chosen.trace.is_file():
+        options.error(f"there is no trace at {chosen.trace}: name one with --trace")
+    budgets = [int(pages) for pages in chosen.budgets.split(",")]
+    answer = measure(load(chosen.trace, chosen.requests), budgets)
+    report(answer, chosen.json, lambda: tables(answer))
+
+
+if __name__ == "__main__":
+    main()
