@@ -28,6 +28,12 @@ LEAST_BLOCKS = 256
 """A smaller pool remembers as if it had so many blocks."""
 
 
+def pieces_of(grid: int) -> tuple[int, int]:
+    """(tokens of a piece, pieces of a block); the last piece of a block may be shorter."""
+    step = ceil_div(grid, PIECES)
+    return step, ceil_div(grid, step)
+
+
 class Cause(StrEnum):
     """Why a prompt was not reused deeper.  The first four explain Gap_R, at the boundary R_max."""
 
@@ -121,9 +127,7 @@ class History:
     def __init__(self, tree: GridTree) -> None:
         self.tree = tree
         self.grid = tree.organization.grid
-        self._token_bytes = tree.block_bytes // self.grid
-        self._step = ceil_div(self.grid, PIECES)
-        self._pieces = ceil_div(self.grid, self._step)
+        self._step, self._pieces = pieces_of(self.grid)
         self.reset()
 
     def reset(self) -> None:
@@ -262,9 +266,9 @@ class History:
         return blocks * self.grid + inside * self._step
 
     def _extend(self, trail: Trail, tokens: bytes, length: int) -> None:
-        chain, size = trail.chain, self._token_bytes
-        start = self._tokens(len(chain) - 1) * size
+        chain, size, grid = trail.chain, self.tree.block_bytes, self.grid
+        start = self._tokens(len(chain) - 1) * size // grid
         for piece in range(len(chain), self._pieces_in(length) + 1):
-            end = self._tokens(piece) * size
+            end = self._tokens(piece) * size // grid
             chain.append(hash((chain[-1], tokens[start:end])))
             start = end

@@ -1,0 +1,167 @@
+"""What happens to a request in the memory that serves: adopt, compute, publish, preempt, release.
+
+The calls and their order are those of `engine.requests` and `engine.cache`; tensors alone are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_hybrid.geometry import ceil_div
+from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
+from sglang_hybrid.radix.admission import Admission
+from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.retention import Retention
+from sglang_hybrid.radix.tree import GridTree, Match
+from sglang_hybrid.simulator.job import Job
+from sglang_hybrid.simulator.keys import Keys
+from sglang_hybrid.simulator.setting import Setting
+
+STATES = 2
+"""States that a lone request may need at once: its live one, and the one that it starts from."""
+
+
+class Core:
+    """Pools, tree, live states and admission of one setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.organization: Organization = setting.organization()
+        self.grid = self.organization.grid
+        self.unit_tokens = self.organization.unit_tokens
+        self.keys = Keys(self.grid)
+        self.tree = GridTree(self.organization, block_bytes=self.keys.block_bytes)
+        self.lifetime = setting.order(self.tree)
+        self.lifetime.on_given_up = self._given_up
+        self.live = LiveStates(
+            self.tree,
+            self.lifetime,
+            setting.make_placement(self.organization),
+            Retention(self.lifetime, setting.policy.retention),
+        )
+        self.admission: Admission = setting.policy.admission(self.live)
+        self.aligned = setting.serving.aligned
+        self.pins: dict[Job, Checkpoint] = {}
+
+    def units_to(self, job: Job, depth: int) -> int:
+        """Units that the job lacks for so many tokens."""
+        return ceil_div(depth, self.unit_tokens) - len(job.state.units)
+
+    def ever_fits(self, job: Job) -> bool:
+        """Whether an empty memory can serve it."""
+        return self.organization.capacity_fits(Need(ceil_div(job.end, self.unit_tokens), STATES))
+
+    # -- admission --------------------------------------------------------------------------
+
+    def match(self, job: Job) -> Match:
+        """The deepest boundary it could start from: at least one token is left to compute."""
+        return self.tree.match(job.namespace, job.key(self.keys), (job.known - 1) // self.grid)
+
+    def adopt(self, job: Job, match: Match) -> None:
+        """Protect what it would start from; `abandon` undoes it."""
+        grid, node = self.grid, self.tree.lock(match.node)
+        job.node, job.adopted = node, node.checkpoint
+        if node.checkpoint is not None:
+            self.organization.hold(node.checkpoint)
+        state = job.state = LiveState(newcomer=not job.lives)
+        state.units = [unit for run in node.path() for unit in run.units]
+        job.position = match.depth * grid
+        state.branch = match.attention_depth * grid
+
+    def abandon(self, job: Job) -> None:
+        self._let_go(job)
+        self.tree.unlock(job.node)
+
+    def admit(self, job: Job, match: Match) -> None:
+        """It runs from now on."""
+        key = job.key(self.keys)
+        if match.attention_depth > match.depth:
+            parted = self.tree.parted(job.node, key, match.attention_depth)
+            job.state.parted = [depth * self.grid for depth in parted]
+        checkpoint = self.pins.pop(job, None)
+        if checkpoint is not None:
+            self.lifetime.unpin(checkpoint)
+        found = Match(job.node, match.depth, match.attention_depth)
+        reuse = self.live.admitted(job.state, job.namespace, key, job.known, job.known - 1, found)
+        if not job.lives:
+            job.reuse = reuse
+        job.lives += 1
+        job.running = True
+        self.live.running += 1
+
+    def _let_go(self, job: Job) -> None:
+        if job.adopted is not None:
+            checkpoint, job.adopted = job.adopted, None
+            self.organization.release(checkpoint)
+
+    # -- forwards ---------------------------------------------------------------------------
+
+    def take(self, jobs: Sequence[Job], counts: Sequence[int]) -> bool:
+        """So many more units for each, all or nothing."""
+        total = sum(counts)
+        if total and not self.lifetime.make_room(Need(units=total)):
+            return False
+        units = self.organization.allocate_units(total)
+        assert units is not None
+        taken = 0
+        for job, count in zip(jobs, counts):
+            job.state.units += units[taken : taken + count]
+            taken += count
+        return True
+
+    def prefill(self, chunks: Sequence[tuple[Job, int]]) -> None:
+        """Prepare a forward up to these token depths; their units are there."""
+        live = self.live
+        for job, _ in chunks:
+            if job.adopted is not None:
+                self.lifetime.touch(job.adopted)
+            live.begin(job.state, job.position, job.adopted)
+            self._let_go(job)
+        for job, end in chunks:
+            if self.aligned:
+                job.state.prefilled = end  # checkpoints stand where chunks end, nowhere between
+            else:
+                live.extend(job.state, job.position, end)
+
+    def publish(self, job: Job, position: int) -> None:
+        """Hand whole blocks to the tree, up to the depth that launched forwards have written."""
+        published = self.live.publish(job.state, job.node, job.key(self.keys), position, position)
+        if published.node is not job.node:
+            node = self.tree.lock(published.node)
+            self.tree.unlock(job.node)
+            self.live.handed_over(published)
+            job.node = node
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def release(self, job: Job, position: int) -> None:
+        """The request ends or is preempted; what it computed stays behind."""
+        self.publish(job, position)
+        own = job.node.depth * self.organization.units_per_block
+        self.organization.release_units(job.state.units[own:])
+        self.tree.unlock(job.node)
+        self._let_go(job)
+        self.live.release(job.state)
+        self.live.running -= 1
+        job.running = False
+
+    def preempt(self, job: Job, position: int) -> None:
+        """`release`, and keep the deepest boundary for its return."""
+        self.publish(job, position)
+        node: Node | None = job.node
+        while node is not None and node.checkpoint is None:
+            node = node.parent
+        if node is not None and node.checkpoint is not None:
+            self.lifetime.pin(node.checkpoint)
+            self.pins[job] = node.checkpoint
+        self.release(job, position)
+
+    def _given_up(self, checkpoint: Checkpoint) -> None:
+        for job in [job for job, pinned in self.pins.items() if pinned is checkpoint]:
+            del self.pins[job]
+            self.lifetime.unpin(checkpoint)
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless tree and pools agree with themselves and each other."""
+        self.tree.check_integrity()
+        self.organization.check_integrity()

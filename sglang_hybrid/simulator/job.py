@@ -1,0 +1,72 @@
+"""A request through all its lives."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from sglang_hybrid.pools.organization import Checkpoint
+from sglang_hybrid.radix.history import Reuse
+from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.node import Node
+from sglang_hybrid.simulator.keys import Keys
+from sglang_hybrid.simulator.request import Request
+
+
+class Job:
+    """`known` tokens are prefilled in the present life; the forward after them gives the next token.
+
+    The token generated last is never computed: `end` is the depth at which the request ends.
+    """
+
+    __slots__ = (
+        "_key",
+        "admitted_at",
+        "adopted",
+        "end",
+        "first_token",
+        "index",
+        "known",
+        "lives",
+        "namespace",
+        "node",
+        "position",
+        "prompt",
+        "request",
+        "reuse",
+        "running",
+        "state",
+        "zero",
+    )
+
+    node: Node
+    state: LiveState
+    reuse: Reuse
+    """Of the first admission."""
+
+    def __init__(self, index: int, request: Request, *, isolate: bool) -> None:
+        self.index = index
+        self.request = request
+        self.namespace: Hashable = ("request", index) if isolate else request.salt
+        self.prompt = request.prompt
+        self.known = self.prompt
+        self.end = self.prompt + request.new - 1
+        self.lives = 0
+        self.running = False
+        self.adopted: Checkpoint | None = None
+        self.position = 0
+        """Tokens whose state is computed, while it prefills."""
+        self.zero: int | None = None
+        """Decode step at which its position would have been 0; None while it prefills."""
+        self.admitted_at = self.first_token = 0.0
+        self._key: bytes | None = None
+
+    def key(self, keys: Keys) -> bytes:
+        """Of prompt and answer; made when it is first asked for."""
+        if self._key is None:
+            request = self.request
+            answer = ("generated", self.index) if request.answer is None else request.answer
+            self._key = keys.of((*request.segments, (answer, request.new)))
+        return self._key
+
+    def forget_key(self) -> None:
+        self._key = None
