@@ -29,6 +29,8 @@ class Request(NamedTuple):
     prompt: int
     new: int
     ids: tuple[int, ...]
+    at: float = 0.0
+    """Seconds from the start of the trace to its arrival."""
 
     @property
     def whole_blocks(self) -> int:
@@ -50,7 +52,10 @@ def load(path: Path = DEFAULT_TRACE, most: int | None = None) -> list[Request]:
         for line in lines:
             row = json.loads(line)
             request = Request(
-                row["input_length"], min(row["output_length"], MOST_NEW_TOKENS), tuple(row["hash_ids"])
+                row["input_length"],
+                min(row["output_length"], MOST_NEW_TOKENS),
+                tuple(row["hash_ids"]),
+                row["timestamp"] / 1000,
             )
             if request.prompt + request.new <= CONTEXT_LIMIT:
                 requests.append(request)
