@@ -1,0 +1,273 @@
+"""The planner's answer: plain data for `--json`, and its lines on a terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_hybrid.cli.ledger_table import columns
+from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, conv_slot_bytes
+from sglang_hybrid.planner.candidates import Candidate, slots
+from sglang_hybrid.planner.plan import Against, Plan
+from sglang_hybrid.planner.race import NOISE, Interval
+from sglang_hybrid.radix.policy import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from sglang_hybrid.cli.plan import About
+
+FLAG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+"""Short spellings in the words of SGLang's flags."""
+
+
+def report(plan: Plan, about: About) -> dict[str, Any]:
+    """Everything that is told.  Excesses are parts: 0.1 when a request takes 10 % longer."""
+    best, machine = plan.best, plan.machine
+    from sglang_hybrid.cli.plan import SERVED, STATIC_PART
+
+    return {
+        "model": about.model,
+        "source": about.source,
+        "served_by_the_plugin": about.family in SERVED,
+        "device": about.device.name,
+        "device_source": about.device.source,
+        "memory_bytes": about.memory,
+        "weight_bytes": int(about.weight_bytes),
+        "static_part": STATIC_PART,
+        "tp": about.tp,
+        "budget_bytes": machine.budget,
+        "traffic": plan.traffic.describe(),
+        "recommended": {
+            "memory": best.memory,
+            "grid": best.grid,
+            "conv_slot_bytes": _slot(plan) if best.memory == "S2" else None,
+            "conv_slots": ("tight" if best.tight else "pow2") if best.memory == "S2" else None,
+            "attention_share": best.share if best.memory == "D0" else None,
+            "headroom": best.headroom,
+            "checkpoints": best.checkpoints,
+        },
+        "reasons": reasons(plan),
+        "ledger": [
+            {
+                "memory": line.memory,
+                "grid": line.grid,
+                "pages": line.capacity.pages,
+                "checkpoints": line.capacity.checkpoints,
+                "request_bytes": line.request_bytes,
+                "requests_at_once": line.capacity.holds,
+                "checkpoint_in_blocks": round(line.checkpoint_blocks, 2),
+            }
+            for line in plan.ledger
+        ],
+        "predicted": {name: _rounded(one) for name, one in plan.figures.items()},
+        "seeds": plan.seeds,
+        "requests": plan.requests,
+        "simulations": plan.simulations,
+        "other_memories": {
+            name: {"candidate": one.candidate._asdict(), "excess": _rounded(one.excess)}
+            for name, one in plan.memories.items()
+        },
+        "changes": [
+            {
+                "circumstances": one.circumstances,
+                "candidate": one.candidate._asdict() if one.candidate else None,
+                "gain": round(one.gain, 4),
+            }
+            for one in plan.changes
+        ],
+        "left_out": plan.left_out,
+        "command": command(plan, about),
+    }
+
+
+def _rounded(one: Interval) -> dict[str, float]:
+    return {name: float(f"{value:.5g}") for name, value in one._asdict().items()}
+
+
+# -- reasons ------------------------------------------------------------------------------------
+
+
+def reasons(plan: Plan) -> dict[str, str]:
+    """One line for each choice, by its name."""
+    best = plan.best
+    said = {
+        "memory": _memory(plan),
+        "grid": _against(plan, "grid", "{} tokens"),
+        "headroom": _against(plan, "headroom", "f = {}"),
+        "checkpoints": _against(plan, "checkpoints", "{}"),
+    }
+    if best.memory == "S2":
+        model = plan.machine.model
+        pow2, tight = (slots(model, best.grid, one) for one in (False, True))
+        line = model.conv_line_bytes / 1024
+        said["conv_slots"] = (
+            f"a slab page takes {tight} conv lines of {line:g} KiB in tight slots and {pow2} in slots of a "
+            "power of two (ledger)"
+        )
+    if best.memory == "D0":
+        said["attention_share"] = _against(plan, "share", "{}")
+    return said
+
+
+def _slot(plan: Plan) -> int:
+    return conv_slot_bytes(plan.machine.model, tight=plan.best.tight)
+
+
+def _longer(one: Against, name: str) -> str:
+    """`S1 takes 5.2 % longer (3.1 to 7.4)`, in few words."""
+    mean, low, high = (100 * part for part in one.excess)
+    if abs(one.excess.mean) <= NOISE or one.excess.low <= 0 <= one.excess.high:
+        return f"{name} as good" if abs(mean) < 0.05 else f"{name} {mean:+.1f} %, within noise"
+    return f"{name} {mean:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def _memory(plan: Plan) -> str:
+    ranked = sorted(plan.memories.values(), key=lambda one: one.excess.mean)
+    told = [_longer(one, words(one.candidate)) for one in ranked]
+    return "the others at their best, time of a request: " + "; ".join(told)
+
+
+def _against(plan: Plan, field: str, form: str) -> str:
+    others = plan.against[field]
+    if not others:
+        return "nothing else starts here"
+    if all(abs(one.excess.mean) <= NOISE for one in others):
+        return "no other value changes the time of a request"
+    return "time of a request: " + "; ".join(
+        _longer(one, form.format(getattr(one.candidate, field))) for one in others
+    )
+
+
+def words(one: Candidate) -> str:
+    """A candidate in short: `S2, grid 512, f 0.1, branch`."""
+    share = f", share {one.share:g}" if one.memory == "D0" else ""
+    return f"{one.memory}, grid {one.grid}{share}, f {one.headroom:g}, {one.checkpoints}"
+
+
+# -- command ------------------------------------------------------------------------------------
+
+
+def command(plan: Plan, about: About) -> list[str]:
+    """Arguments of the server; what is a default of the plugin is left out."""
+    best, machine = plan.best, plan.machine
+    argv = ["python", "-m", "sglang.launch_server", "--model-path", about.path, "--hybrid-mem", best.memory]
+    if best.grid != (machine.native if best.memory == "D0" else DEFAULT_GRID):
+        argv += ["--hybrid-grid", str(best.grid)]
+    argv += ["--hybrid-budget-bytes", str(machine.budget)]
+    if best.memory == "S2" and best.tight:
+        argv += ["--hybrid-conv-slots", "tight"]
+    if best.memory == "D0" and best.share != DEFAULT_ATTENTION_SHARE:
+        argv += ["--hybrid-attention-share", f"{best.share:g}"]
+    if best.headroom != DEFAULT_POLICY.headroom:
+        argv += ["--hybrid-headroom", f"{best.headroom:g}"]
+    if best.checkpoints != DEFAULT_POLICY.checkpoints:
+        argv += ["--hybrid-checkpoints", best.checkpoints]
+    argv += ["--mamba-ssm-dtype", FLAG_DTYPES.get(about.ssm_dtype, about.ssm_dtype)]
+    if about.kv_dtype.startswith("fp8"):
+        argv += ["--kv-cache-dtype", "fp8_e4m3" if about.kv_dtype == "fp8" else about.kv_dtype]
+    if about.tp > 1:
+        argv += ["--tp-size", str(about.tp)]
+    argv += ["--max-running-requests", str(machine.most_running)]
+    return [*argv, "--chunked-prefill-size", str(machine.prefill_tokens)]
+
+
+# -- terminal -----------------------------------------------------------------------------------
+
+
+def lines(answer: dict[str, Any]) -> Iterator[str]:
+    """Lines of the report."""
+    gib = 2**30
+    yield f"{answer['model']}: {answer['source']}"
+    if not answer["served_by_the_plugin"]:
+        yield "The plugin does not serve this family yet: the plan is for comparison only."
+    ranks = f", one of {answer['tp']} ranks" if answer["tp"] > 1 else ""
+    memory, weights, budget = (answer[f"{name}_bytes"] / gib for name in ("memory", "weight", "budget"))
+    yield (
+        f"{answer['device']}{ranks}: {budget:.1f} GiB for state ({answer['static_part']:g} of {memory:.1f} "
+        f"GiB less weights of {weights:.1f} GiB)"
+    )
+    yield f"Traffic {answer['traffic']}"
+    yield ""
+    yield "Recommended, and why:"
+    yield from _choices(answer)
+    yield ""
+    yield "Ledger (a request of mean length, its live state and one checkpoint):"
+    yield from _ledger(answer)
+    yield ""
+    yield (
+        f"Predicted, by simulation of {answer['requests']} requests on {answer['seeds']} seeds "
+        "(mean, 95 % interval):"
+    )
+    yield from _predicted(answer["predicted"])
+    yield ""
+    yield "It would change:"
+    yield from _changes(answer["changes"])
+    if answer["left_out"]:
+        yield f"Left out, since they do not start: {len(answer['left_out'])}, such as {answer['left_out'][0]}"
+    yield ""
+    yield "Launch:"
+    yield "  " + shlex.join(answer["command"])
+
+
+NAMES = {
+    "memory": "--hybrid-mem",
+    "grid": "--hybrid-grid",
+    "conv_slots": "--hybrid-conv-slots",
+    "attention_share": "--hybrid-attention-share",
+    "headroom": "--hybrid-headroom",
+    "checkpoints": "--hybrid-checkpoints",
+}
+
+
+def _choices(answer: dict[str, Any]) -> Iterator[str]:
+    for name, flag in NAMES.items():
+        value = answer["recommended"][name]
+        if value is not None:
+            yield f"  {flag} {value:<8}".ljust(34) + answer["reasons"][name]
+
+
+def _ledger(answer: dict[str, Any]) -> Iterator[str]:
+    head = ["", "pages", "states", "MiB a request", "requests at once", "a checkpoint, in blocks"]
+    rows = [
+        [
+            f"{line['memory']}, grid {line['grid']}",
+            f"{line['pages']:,}",
+            "-" if line["checkpoints"] is None else f"{line['checkpoints']:,}",
+            f"{line['request_bytes'] / 2**20:.0f}",
+            f"{line['requests_at_once']:,}",
+            f"{line['checkpoint_in_blocks']:.2f}",
+        ]
+        for line in answer["ledger"]
+    ]
+    yield from columns([head, *rows])
+
+
+FIGURES = {
+    "throughput": ("output tokens a second", 1.0, ".0f"),
+    "latency": ("seconds a request, queueing included", 1.0, ".2f"),
+    "first_token": ("seconds to the first token", 1.0, ".2f"),
+    "hit_rate": ("prompt tokens from the cache, %", 100.0, ".1f"),
+    "running": ("requests running (median)", 1.0, ".0f"),
+    "waiting": ("requests waiting (median)", 1.0, ".0f"),
+}
+
+
+def _predicted(figures: dict[str, dict[str, float]]) -> Iterator[str]:
+    rows = []
+    for name, (what, times, form) in FIGURES.items():
+        mean, low, high = (times * figures[name][one] for one in ("mean", "low", "high"))
+        rows.append([what, format(mean, form), f"{format(max(low, 0.0), form)} to {format(high, form)}"])
+    yield from columns(rows)
+
+
+def _changes(changes: list[dict[str, Any]]) -> Iterator[str]:
+    moved = [one for one in changes if one["candidate"]]
+    for one in moved:
+        percent = 100 * one["gain"]
+        gain = "this one does not start" if percent == 100 else f"a request takes {percent:.0f} % less"
+        yield f"  {one['circumstances']}: {words(Candidate(**one['candidate']))} ({gain})"
+    stays = [one["circumstances"] for one in changes if not one["candidate"]]
+    if stays:
+        yield f"  not {', '.join(stays)}"
+
+

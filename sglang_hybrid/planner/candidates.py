@@ -1,0 +1,139 @@
+"""What can be chosen for a memory, and what the ledger says of it before anything is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from sglang_hybrid.geometry import (
+    DEFAULT_ATTENTION_SHARE,
+    DEFAULT_GRID,
+    GeometryError,
+    ModelGeometry,
+    PageGeometry,
+    block_bytes,
+    conv_slot_bytes,
+    native_grid,
+)
+from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
+from sglang_hybrid.simulator.cost import StepCost
+from sglang_hybrid.simulator.setting import Need, Serving, Setting, Victim
+
+GRIDS = (256, 512, 1024)
+SHARES = (0.35, 0.5, 0.65)
+HEADROOMS = (0.0, 0.1, 0.25, 0.45)
+PLACEMENTS = ("all", "branch", "sparse")
+
+SGLANG = Serving(mixed=False, aligned=False, need=Need.PROMPT, victim=Victim.LEAST)
+"""SGLang 0.5.23 without mixed chunks: a prefill has its step to itself, whoever has least is retracted."""
+
+
+class Candidate(NamedTuple):
+    """One choice of everything that is recommended; the defaults are the plugin's."""
+
+    memory: str
+    grid: int
+    tight: bool = False
+    share: float = DEFAULT_ATTENTION_SHARE
+    headroom: float = DEFAULT_POLICY.headroom
+    checkpoints: str = DEFAULT_POLICY.checkpoints
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the organization."""
+        if self.memory == "D0":
+            return {"attention_share": self.share}
+        return {"tight": self.tight} if self.memory == "S2" else {}
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(headroom=self.headroom, checkpoints=self.checkpoints)
+
+    def plainness(self, native: int) -> tuple[int, int]:
+        """How far from the plugin's defaults: fewer flags are better when nothing else decides."""
+        grid = native if self.memory == "D0" else DEFAULT_GRID
+        flags = (self.headroom > 0) + (self.checkpoints != DEFAULT_POLICY.checkpoints)
+        return flags + (self.grid != grid) + (self.share != DEFAULT_ATTENTION_SHARE), self.grid
+
+
+class Machine(NamedTuple):
+    """One rank: what its model keeps and costs, the bytes for state, and the scheduler's limits."""
+
+    model: ModelGeometry
+    chunk: int
+    """Tokens of a chunk of the model's scan."""
+    budget: int
+    cost: StepCost
+    most_running: int
+    prefill_tokens: int
+
+    @property
+    def native(self) -> int:
+        """D0's own grid."""
+        return native_grid(self.model, 16, self.chunk)
+
+    def setting(self, candidate: Candidate) -> Setting:
+        """What is simulated."""
+        return Setting(
+            organization=partial(
+                make_organization,
+                candidate.memory,
+                self.model,
+                candidate.grid,
+                self.budget,
+                **candidate.options,
+            ),
+            cost=self.cost,
+            policy=candidate.policy,
+            serving=SGLANG,
+            most_running=self.most_running,
+            prefill_tokens=self.prefill_tokens,
+        )
+
+
+class Choice(NamedTuple):
+    """Candidates that a memory can be, and what was left out, in words."""
+
+    candidates: list[Candidate]
+    left_out: list[str]
+
+
+def choices(machine: Machine) -> Choice:
+    """All that start on this machine.  What the ledger settles is settled: conv slots."""
+    found: list[Candidate] = []
+    left_out: list[str] = []
+    for layout in _layouts(machine):
+        try:
+            machine.setting(layout).organization()
+        except GeometryError as refusal:
+            left_out.append(f"{layout.memory}, grid {layout.grid}: {refusal}")
+            continue
+        for headroom in HEADROOMS:
+            found += [layout._replace(headroom=headroom, checkpoints=one) for one in PLACEMENTS]
+    return Choice(found, left_out)
+
+
+def _layouts(machine: Machine) -> Iterator[Candidate]:
+    for grid in GRIDS:
+        yield Candidate("S0", grid)
+        yield Candidate("S1", grid)
+        yield Candidate("S2", grid, tight=packs_more(machine.model, grid))
+    for grid in sorted({DEFAULT_GRID, machine.native}):
+        for share in SHARES:
+            yield Candidate("D0", grid, share=share)
+
+
+def slots(model: ModelGeometry, grid: int, tight: bool) -> int:
+    """Conv slots of one of S2's slab pages; 0 where it is refused."""
+    page = PageGeometry(model, block_bytes(model, grid))
+    try:
+        return page.slots_per_page(conv_slot_bytes(model, tight=tight))
+    except GeometryError:
+        return 0
+
+
+def packs_more(model: ModelGeometry, grid: int) -> bool:
+    """Whether tight slots put more conv states on a slab page: the same bytes, nothing to lose."""
+    return slots(model, grid, True) > slots(model, grid, False)

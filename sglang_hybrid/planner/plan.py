@@ -1,0 +1,199 @@
+"""The recommendation: what was found, why, what it rests on, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sglang_hybrid.geometry import GeometryError, block_bytes, ceil_div
+from sglang_hybrid.ledger import ACCOUNTS, Account, Capacity, Demand
+from sglang_hybrid.planner.candidates import Candidate, Machine, choices
+from sglang_hybrid.planner.race import Interval, Race, Run
+from sglang_hybrid.planner.search import SEEDS, neighbours, search
+from sglang_hybrid.simulator.traffic import Traffic
+
+REQUESTS, TURN_REQUESTS = 240, 400
+"""Requests of a simulation: of single prompts, and of conversations, which take longer to warm."""
+
+CHANGE_SEEDS = range(3)
+"""Seeds on which other circumstances are tried."""
+
+CHANGE = 0.02
+"""What another choice must gain there, on every seed, to be told."""
+
+
+class NothingFits(ValueError):
+    """No candidate starts on this machine; the message is the ledger's."""
+
+
+class Against(NamedTuple):
+    """The best candidate with another value of one choice, and how much longer a request takes with it."""
+
+    candidate: Candidate
+    excess: Interval
+
+
+class Change(NamedTuple):
+    """Under other circumstances another candidate is the better one: by this part of a request's time."""
+
+    circumstances: str
+    candidate: Candidate | None
+    """None: the recommendation stands."""
+    gain: float
+
+
+class Line(NamedTuple):
+    """One organization in the ledger: what the budget becomes, and what a mean request costs there."""
+
+    memory: str
+    grid: int
+    capacity: Capacity
+    request_bytes: int
+    checkpoint_blocks: float
+    """Attention blocks of its grid that a checkpoint takes the place of."""
+
+
+@dataclass
+class Plan:
+    """Everything the command tells."""
+
+    machine: Machine
+    traffic: Traffic
+    best: Candidate
+    seeds: int
+    requests: int
+    simulations: int
+    figures: dict[str, Interval]
+    """Of the recommendation's runs, by `Run`'s names."""
+    memories: dict[str, Against]
+    """The best of each other memory."""
+    against: dict[str, list[Against]]
+    """Other values of grid, share, headroom and checkpoints, everything else equal."""
+    ledger: list[Line]
+    changes: list[Change]
+    left_out: list[str]
+
+
+def plan(machine: Machine, traffic: Traffic, conversations: bool, workers: int = 1) -> Plan:
+    """Raises `NothingFits` when the budget holds no memory at all."""
+    choice = choices(machine)
+    if not choice.candidates:
+        raise NothingFits(choice.left_out[-1])
+    race = Race(machine, traffic, TURN_REQUESTS if conversations else REQUESTS, workers)
+    found = search(race, choice.candidates)
+    best, last = found.best, range(SEEDS[-1])
+    around = neighbours(best, choice.candidates)
+    memories = _memories(race, best, choice.candidates)
+    against = {
+        field: [
+            Against(other, race.excess(other, best, range(SEEDS[1])))
+            for other in around
+            if getattr(other, field) != getattr(best, field) and other.memory == best.memory
+        ]
+        for field in ("grid", "share", "headroom", "checkpoints")
+    }
+    figures = {name: race.of(best, last, name) for name in Run._fields}
+    rivals = [best, *(one.candidate for one in memories.values())]
+    rivals += [one.candidate for one in against["headroom"]]
+    changes = _changes(machine, traffic, race, best, rivals)
+    return Plan(
+        machine,
+        traffic,
+        best,
+        len(last),
+        race.count,
+        race.runs,
+        figures,
+        memories,
+        against,
+        _ledger(machine, race, best, memories),
+        changes,
+        choice.left_out,
+    )
+
+
+def _memories(race: Race, best: Candidate, candidates: Sequence[Candidate]) -> dict[str, Against]:
+    """Each other memory at its best: the layouts that were tried, with the headroom and placement found."""
+    found = {}
+    for memory in dict.fromkeys(one.memory for one in candidates):
+        if memory == best.memory:
+            continue
+        those = [one for one in candidates if one.memory == memory]
+        tried = race.tried(those) or those[:1]
+        first = race.ranked(tried, range(1))[:2]
+        chosen = race.ranked(first, range(SEEDS[1]))[0]
+        race.prepare([chosen], range(SEEDS[-1]))
+        found[memory] = Against(chosen, race.excess(chosen, best, range(SEEDS[-1])))
+    return found
+
+
+def _ledger(machine: Machine, race: Race, best: Candidate, memories: dict[str, Against]) -> list[Line]:
+    """The recommendation and each other memory's best, for a mean request with live state and checkpoint."""
+    requests = race.sample()
+    tokens = round(sum(one.prompt + one.new for one in requests) / len(requests))
+    lines = []
+    for one in (best, *(other.candidate for other in memories.values())):
+        account = account_of(machine, one)
+        demand = Demand(tokens, ceil_div(tokens, one.grid), 2)
+        block = block_bytes(machine.model, one.grid)
+        page = account.cost(Demand.of_blocks(1, 0, one.grid)).total
+        many = account.cost(Demand.of_blocks(0, 64, one.grid)).total / 64
+        lines.append(
+            Line(
+                one.memory,
+                one.grid,
+                account.capacity(demand, machine.budget),
+                account.cost(demand).total * machine.model.arenas,
+                many / (page or block),
+            )
+        )
+    return lines
+
+
+def account_of(machine: Machine, candidate: Candidate) -> Account:
+    """The ledger's account of a candidate."""
+    return ACCOUNTS[candidate.memory](machine.model, candidate.grid, **candidate.options)
+
+
+def _changes(
+    machine: Machine, traffic: Traffic, race: Race, best: Candidate, rivals: Sequence[Candidate]
+) -> list[Change]:
+    """Other loads, budgets and sharing, with what was compared before."""
+    other: dict[str, tuple[Machine, Traffic]] = {}
+    for times in (0.5, 2.0):
+        rate = traffic.rate * times
+        other[f"at {rate:.3g} requests/s"] = machine, traffic.at_rate(rate)
+    for times in (0.5, 2.0):
+        other[f"with {times:g} x the state bytes"] = (
+            machine._replace(budget=int(machine.budget * times)),
+            traffic,
+        )
+    unshared = traffic.unshared()
+    if unshared is not None:
+        other["with nothing shared between users"] = machine, unshared
+    races = {name: Race(*one, race.count, race.workers) for name, one in other.items()}
+    return [_change(name, there, best, rivals) for name, there in races.items()]
+
+
+def _change(name: str, there: Race, best: Candidate, rivals: Sequence[Candidate]) -> Change:
+    starting = [one for one in rivals if starts(there.machine, one)]
+    if not starting:
+        return Change(name, None, 0.0)
+    first = there.ranked(starting, CHANGE_SEEDS)[0]
+    if best not in starting:
+        return Change(name, first, 1.0)
+    gains = [1 - there.run(first, seed).latency / there.run(best, seed).latency for seed in CHANGE_SEEDS]
+    gain = sum(gains) / len(gains)
+    return Change(name, first, gain) if min(gains) > 0 and gain >= CHANGE else Change(name, None, 0.0)
+
+
+def starts(machine: Machine, candidate: Candidate) -> bool:
+    """Whether the ledger lets it start."""
+    try:
+        machine.setting(candidate).organization()
+    except GeometryError:
+        return False
+    return True
+
+
