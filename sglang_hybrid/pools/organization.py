@@ -251,9 +251,7 @@ class Organization(ABC):
 
     def _forget_free(self, units: Sequence[int]) -> None:
         # By counts, not by state: a unit under reclaim is nobody's, though not FREE yet.
-        for unit in units:
-            if not self.unit_pool.references(unit) and not self.unit_pool.wanted(unit):
-                self.units_allocated -= 1
+        self.units_allocated -= self.unit_pool.nobodys(units)
 
     # -- checkpoints ------------------------------------------------------------------------
 

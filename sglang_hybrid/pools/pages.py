@@ -77,8 +77,10 @@ class PagePool:
     @property
     def reclaimable(self) -> int:
         """Pages that are free or would be after evicting all that nobody executes on."""
-        waiting = sum(not self._references[page] for page in self.reclaims)
-        return self._counts[PageState.FREE] + self._counts[PageState.CACHED] + waiting
+        ready = self._counts[PageState.FREE] + self._counts[PageState.CACHED]
+        if self.reclaims:
+            ready += sum(not self._references[page] for page in self.reclaims)
+        return ready
 
     def state(self, page: int) -> PageState:
         if page in self.reclaims:
@@ -92,6 +94,11 @@ class PagePool:
 
     def wanted(self, page: int) -> int:
         return self._wanted[page]
+
+    def nobodys(self, pages: Iterable[int]) -> int:
+        """How many of these have neither references nor entries."""
+        references, wanted = self._references, self._wanted
+        return sum([not references[page] and not wanted[page] for page in pages])
 
     def dependents(self, page: int) -> Sequence[Entry]:
         """Lookup entries that are lost when this page is reassigned."""
@@ -118,11 +125,12 @@ class PagePool:
             if references[page]:
                 references[page] += 1  # held, or under reclaim and executed on: that does not change
                 continue
-            before = self.state(page)
-            if before is PageState.FREE:
-                raise IntegrityError(f"page {page} is free and cannot be held")
+            if page not in self.reclaims:
+                if not self._wanted[page]:
+                    raise IntegrityError(f"page {page} is free and cannot be held")
+                self._counts[PageState.CACHED] -= 1
+                self._counts[PageState.HELD] += 1
             references[page] = 1
-            self._moved(page, before)
 
     def release(self, pages: Iterable[int]) -> None:
         """Drop an execution reference from each page; a page that nobody wants becomes free."""
@@ -134,9 +142,13 @@ class PagePool:
                 continue
             if count < 1:
                 raise IntegrityError(f"page {page} is released but has no execution reference")
-            before = self.state(page)
             references[page] = 0
-            self._moved(page, before)
+            if page not in self.reclaims:
+                self._counts[PageState.HELD] -= 1
+                if self._wanted[page]:
+                    self._counts[PageState.CACHED] += 1
+                else:
+                    self._freed(page)
 
     def want(self, pages: Sequence[int], entry: Entry) -> None:
         """The lookup gains `entry` on these pages; on a page under reclaim it is frozen from the start."""
@@ -165,11 +177,12 @@ class PagePool:
             entries = self._dependents[page]
             if entry not in entries:
                 continue  # already cleared by the reclaim that this call resumes
-            before = self.state(page)
             self._dependents[page] = tuple([other for other in entries if other is not entry])
             self._wanted[page] -= 1
-            if before is PageState.CACHED:  # held, or under reclaim: that does not change
-                self._moved(page, before)
+            # Held, or under reclaim: that does not change.
+            if not self._wanted[page] and not self._references[page] and page not in self.reclaims:
+                self._counts[PageState.CACHED] -= 1
+                self._freed(page)
 
     def open_reclaim(self, page: int, reclaim: Reclaim) -> None:
         """Enter RECLAIMING; a page never becomes free while it is in that state."""
@@ -190,11 +203,16 @@ class PagePool:
         if after is before:
             return
         self._counts[before] -= 1
-        self._counts[after] += 1
         if after is PageState.FREE:
-            self._free.append(page)
-            if self.on_free is not None:
-                self.on_free(page)
+            self._freed(page)
+        else:
+            self._counts[after] += 1
+
+    def _freed(self, page: int) -> None:
+        self._counts[PageState.FREE] += 1
+        self._free.append(page)
+        if self.on_free is not None:
+            self.on_free(page)
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless counts, free list and reverse index agree."""

@@ -192,9 +192,11 @@ class PackedConv(SharedPool):
         return need.units + need.checkpoints * self.members + slabs
 
     def fits(self, need: Need) -> bool:
-        # A slab under reclaim takes no more lines: it would never empty.
-        closed = sum(self.slabs.free_slots(page) for page in self._pool.reclaims)
-        return self._pages_beside(need, self.slabs.room - closed) <= self._pool.free
+        room = self.slabs.room
+        if self._pool.reclaims:
+            # A slab under reclaim takes no more lines: it would never empty.
+            room -= sum(self.slabs.free_slots(page) for page in self._pool.reclaims)
+        return self._pages_beside(need, room) <= self._pool.free
 
     def could_fit(self, need: Need) -> bool:
         if self.fits(need):

@@ -34,6 +34,7 @@ class SlabLines:
         """Slab page -> its free slots; a full slab stays in with an empty list."""
         self._by_room: list[dict[int, None]] = [{} for _ in range(self.slots_per_page + 1)]
         """Free slot count -> slabs, in order of arrival: deterministic across ranks."""
+        self._room = 0
 
     @property
     def slabs(self) -> int:
@@ -47,7 +48,7 @@ class SlabLines:
     @property
     def room(self) -> int:
         """Lines that fit without a further slab."""
-        return sum(count * len(slabs) for count, slabs in enumerate(self._by_room))
+        return self._room
 
     def pages(self) -> Iterable[int]:
         """All slab pages."""
@@ -73,6 +74,7 @@ class SlabLines:
                     continue
                 slot = self._free[page].pop()
                 self._moved(page, count, count - 1)
+                self._room -= 1
                 return page * self.page_units + slot * self.slot_units
         return None
 
@@ -81,6 +83,7 @@ class SlabLines:
             raise IntegrityError(f"page {page} is a slab already")
         self._free[page] = list(range(self.slots_per_page - 1, -1, -1))
         self._by_room[self.slots_per_page][page] = None
+        self._room += self.slots_per_page
 
     def give_back(self, line: int) -> int | None:
         """Free a line; returns the slab page when that was its last one and the slab is gone."""
@@ -91,12 +94,14 @@ class SlabLines:
             raise IntegrityError(f"conv line {line} (page {page}, slot {slot}) is not in use")
         slots.append(slot)
         self._moved(page, len(slots) - 1, len(slots))
+        self._room += 1
         if self.on_line_free is not None:
             self.on_line_free(line)
         if len(slots) < self.slots_per_page:
             return None
         del self._by_room[self.slots_per_page][page]
         del self._free[page]
+        self._room -= self.slots_per_page
         return page
 
     def _moved(self, page: int, before: int, after: int) -> None:
@@ -113,3 +118,6 @@ class SlabLines:
                 raise IntegrityError(f"slab {page} has no line left and was not given back")
         if sum(len(slabs) for slabs in self._by_room) != len(self._free):
             raise IntegrityError("a slab is filed twice")
+        free = sum(len(slots) for slots in self._free.values())
+        if free != self._room:
+            raise IntegrityError(f"{free} slots are free in all slabs, the counter says {self._room}")

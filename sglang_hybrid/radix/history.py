@@ -28,12 +28,6 @@ LEAST_BLOCKS = 256
 """A smaller pool remembers as if it had so many blocks."""
 
 
-def pieces_of(grid: int) -> tuple[int, int]:
-    """(tokens of a piece, pieces of a block); the last piece of a block may be shorter."""
-    step = ceil_div(grid, PIECES)
-    return step, ceil_div(grid, step)
-
-
 class Cause(StrEnum):
     """Why a prompt was not reused deeper.  The first four explain Gap_R, at the boundary R_max."""
 
@@ -127,7 +121,12 @@ class History:
     def __init__(self, tree: GridTree) -> None:
         self.tree = tree
         self.grid = tree.organization.grid
-        self._step, self._pieces = pieces_of(self.grid)
+        # A digest of a block says nothing about its parts.
+        self._step = self.grid if tree.has_digests else ceil_div(self.grid, PIECES)
+        self._pieces = ceil_div(self.grid, self._step)
+        tokens = [min(piece * self._step, self.grid) for piece in range(self._pieces + 1)]
+        self._cuts = [end * tree.block_bytes // self.grid for end in tokens]
+        """Bytes of a block's key before the end of so many of its pieces."""
         self.reset()
 
     def reset(self) -> None:
@@ -225,11 +224,12 @@ class History:
     def computed(self, trail: Trail, tokens: bytes, length: int, taken: Container[int]) -> None:
         """The request has computed `length` tokens; `taken` holds the blocks that end in a checkpoint."""
         self._extend(trail, tokens, length)
-        last = self._pieces_in(length)
+        last, pieces, put_inner = self._pieces_in(length), self._pieces, self._inner.put
+        seed, chain = trail.seed, trail.chain
         for piece in range(trail.recorded + 1, last + 1):
-            block, inside = divmod(piece, self._pieces)
+            block, inside = divmod(piece, pieces)
             if inside:
-                self._inner.put(trail.keyed(piece), 0)
+                put_inner(hash((seed, chain[piece])), 0)
                 continue
             fate = Fate.TAKEN if block in taken else Fate.NEVER
             if block * self.grid in trail.refused:
@@ -266,9 +266,11 @@ class History:
         return blocks * self.grid + inside * self._step
 
     def _extend(self, trail: Trail, tokens: bytes, length: int) -> None:
-        chain, size, grid = trail.chain, self.tree.block_bytes, self.grid
-        start = self._tokens(len(chain) - 1) * size // grid
-        for piece in range(len(chain), self._pieces_in(length) + 1):
-            end = self._tokens(piece) * size // grid
-            chain.append(hash((chain[-1], tokens[start:end])))
-            start = end
+        chain, cuts, pieces = trail.chain, self._cuts, self._pieces
+        last, piece, end = chain[-1], len(chain) - 1, self._pieces_in(length)
+        while piece < end:
+            block, inside = divmod(piece, pieces)
+            start = block * cuts[-1]
+            last = hash((last, tokens[start + cuts[inside] : start + cuts[inside + 1]]))
+            chain.append(last)
+            piece += 1

@@ -39,11 +39,12 @@ class GridTree:
     """Prefix tree on the grid.  Keys are token ids as bytes, `block_bytes` of them a block."""
 
     def __init__(
-        self, organization: Organization, token_bytes: int = 8, *, block_bytes: int | None = None
+        self, organization: Organization, token_bytes: int = 8, *, digest_bytes: int | None = None
     ) -> None:
-        """`block_bytes` is for keys that stand for tokens and are shorter (`simulator.keys`)."""
+        """With `digest_bytes`, a key has so many bytes for a whole block (`simulator.keys`)."""
         self.organization = organization
-        self.block_bytes = organization.grid * token_bytes if block_bytes is None else block_bytes
+        self.has_digests = digest_bytes is not None
+        self.block_bytes = organization.grid * token_bytes if digest_bytes is None else digest_bytes
         self.on_leaf: Callable[[Node], None] | None = None
         """Called with a node that has become an unlocked leaf, or lost its checkpoint as one: dead KV."""
         self.reset()

@@ -15,7 +15,7 @@ from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match
 from sglang_hybrid.simulator.job import Job
-from sglang_hybrid.simulator.keys import Keys
+from sglang_hybrid.simulator.keys import DIGEST_BYTES
 from sglang_hybrid.simulator.setting import Setting
 
 STATES = 2
@@ -29,8 +29,7 @@ class Core:
         self.organization: Organization = setting.organization()
         self.grid = self.organization.grid
         self.unit_tokens = self.organization.unit_tokens
-        self.keys = Keys(self.grid)
-        self.tree = GridTree(self.organization, block_bytes=self.keys.block_bytes)
+        self.tree = GridTree(self.organization, digest_bytes=DIGEST_BYTES)
         self.lifetime = setting.order(self.tree)
         self.lifetime.on_given_up = self._given_up
         self.live = LiveStates(
@@ -49,13 +48,14 @@ class Core:
 
     def ever_fits(self, job: Job) -> bool:
         """Whether an empty memory can serve it."""
-        return self.organization.capacity_fits(Need(ceil_div(job.end, self.unit_tokens), STATES))
+        units = ceil_div(job.prompt + job.request.new, self.unit_tokens)
+        return self.organization.capacity_fits(Need(units, STATES))
 
     # -- admission --------------------------------------------------------------------------
 
     def match(self, job: Job) -> Match:
         """The deepest boundary it could start from: at least one token is left to compute."""
-        return self.tree.match(job.namespace, job.key(self.keys), (job.known - 1) // self.grid)
+        return self.tree.match(job.namespace, job.key(self.grid), (job.known - 1) // self.grid)
 
     def adopt(self, job: Job, match: Match) -> None:
         """Protect what it would start from; `abandon` undoes it."""
@@ -72,16 +72,16 @@ class Core:
         self._let_go(job)
         self.tree.unlock(job.node)
 
-    def admit(self, job: Job, match: Match) -> None:
+    def admit(self, job: Job) -> None:
         """It runs from now on."""
-        key = job.key(self.keys)
-        if match.attention_depth > match.depth:
-            parted = self.tree.parted(job.node, key, match.attention_depth)
+        key, depth, attention = job.key(self.grid), job.node.depth, job.state.branch // self.grid
+        if attention > depth:
+            parted = self.tree.parted(job.node, key, attention)
             job.state.parted = [depth * self.grid for depth in parted]
         checkpoint = self.pins.pop(job, None)
         if checkpoint is not None:
             self.lifetime.unpin(checkpoint)
-        found = Match(job.node, match.depth, match.attention_depth)
+        found = Match(job.node, depth, attention)
         reuse = self.live.admitted(job.state, job.namespace, key, job.known, job.known - 1, found)
         if not job.lives:
             job.reuse = reuse
@@ -125,7 +125,7 @@ class Core:
 
     def publish(self, job: Job, position: int) -> None:
         """Hand whole blocks to the tree, up to the depth that launched forwards have written."""
-        published = self.live.publish(job.state, job.node, job.key(self.keys), position, position)
+        published = self.live.publish(job.state, job.node, job.key(self.grid), position, position)
         if published.node is not job.node:
             node = self.tree.lock(published.node)
             self.tree.unlock(job.node)

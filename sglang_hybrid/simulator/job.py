@@ -8,7 +8,7 @@ from sglang_hybrid.pools.organization import Checkpoint
 from sglang_hybrid.radix.history import Reuse
 from sglang_hybrid.radix.live import LiveState
 from sglang_hybrid.radix.node import Node
-from sglang_hybrid.simulator.keys import Keys
+from sglang_hybrid.simulator.keys import key_of
 from sglang_hybrid.simulator.request import Request
 
 
@@ -25,7 +25,9 @@ class Job:
         "end",
         "first_token",
         "index",
+        "is_exact",
         "known",
+        "limit",
         "lives",
         "namespace",
         "node",
@@ -50,6 +52,8 @@ class Job:
         self.prompt = request.prompt
         self.known = self.prompt
         self.end = self.prompt + request.new - 1
+        self.is_exact = request.limit is None
+        self.limit = request.new if request.limit is None else request.limit
         self.lives = 0
         self.running = False
         self.adopted: Checkpoint | None = None
@@ -60,13 +64,10 @@ class Job:
         self.admitted_at = self.first_token = 0.0
         self._key: bytes | None = None
 
-    def key(self, keys: Keys) -> bytes:
+    def key(self, grid: int) -> bytes:
         """Of prompt and answer; made when it is first asked for."""
         if self._key is None:
             request = self.request
             answer = ("generated", self.index) if request.answer is None else request.answer
-            self._key = keys.of((*request.segments, (answer, request.new)))
+            self._key = key_of((*request.segments, (answer, request.new)), grid)
         return self._key
-
-    def forget_key(self) -> None:
-        self._key = None

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sglang_hybrid.radix.history import Cause
+from sglang_hybrid.radix.history import Cause, Reuse
+from sglang_hybrid.simulator.job import Job
 
 
 class Record(NamedTuple):
@@ -31,6 +32,25 @@ class Record(NamedTuple):
     @property
     def gap_r(self) -> int:
         return self.r_max - self.j_adopt
+
+
+def record(job: Job, now: float) -> Record:
+    """Of a job that has just ended."""
+    reuse, new = job.reuse, job.request.new
+    return Record(
+        job.index,
+        job.request.at,
+        job.admitted_at,
+        job.first_token,
+        now,
+        job.prompt,
+        new,
+        reuse.r_max,
+        reuse.attention,
+        reuse.j_adopt,
+        reuse.cause,
+        job.lives - 1,
+    )
 
 
 @dataclass
@@ -66,6 +86,20 @@ class Outcome:
     waiting_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds with so many requests waiting."""
     running_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+    def admitted(self, reuse: Reuse) -> None:
+        """A request's first admission."""
+        self.prompt_tokens += reuse.prompt
+        self.adopted_tokens += reuse.j_adopt
+        self.attention_tokens += reuse.attention
+        self.r_max_tokens += reuse.r_max
+
+    def prefilled(self, lives: int, tokens: int) -> None:
+        """A request in this of its lives has computed so many tokens of its prompt."""
+        if lives == 1:
+            self.prefilled_tokens += tokens
+        else:
+            self.prefilled_again_tokens += tokens
 
     @property
     def waiting_median(self) -> float:

@@ -14,7 +14,8 @@ class Request:
     """Two prompts share tokens as far as the ids and positions of their segments agree.
 
     `at`: seconds of arrival.  `new`: tokens to be generated, unlike any others unless `answer` names
-    them, so that a later prompt can repeat them as a segment.  `salt`: the cache key's.
+    them, so that a later prompt can repeat them as a segment.  `salt`: the cache key's.  `limit`: new tokens
+    that its sender allows; None when the answer's length is known beforehand.
     Raises `ValueError` for an empty prompt, segment or answer.
     """
 
@@ -23,10 +24,13 @@ class Request:
     new: int
     answer: Hashable | None = None
     salt: Hashable | None = None
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.new < 1 or not self.segments or min(tokens for _, tokens in self.segments) < 1:
             raise ValueError(f"a request of {self.segments} for {self.new} new tokens has an empty part")
+        if self.limit is not None and self.limit < self.new:
+            raise ValueError(f"an answer of {self.new} tokens is above its limit of {self.limit}")
 
     @property
     def prompt(self) -> int:

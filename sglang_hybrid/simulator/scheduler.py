@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need as Pieces
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.decoding import Decoding
 from sglang_hybrid.simulator.job import Job
-from sglang_hybrid.simulator.outcome import Outcome, Record
+from sglang_hybrid.simulator.line import Line
+from sglang_hybrid.simulator.outcome import Outcome, record
+from sglang_hybrid.simulator.passes import EnginePass, Expectation, SourcePass
 from sglang_hybrid.simulator.request import Request
 from sglang_hybrid.simulator.setting import Need, Setting, Victim
 
@@ -26,27 +26,24 @@ class Scheduler:
         self.cost = setting.cost
         self.serving = setting.serving
         self.core = Core(setting)
-        self.now = 0.0
-        self.outcome = Outcome(records=[] if records else None)
-        self.waiting: deque[Job] = deque()
-        self.running: dict[Job, None] = {}
-        """In order of admission."""
-        self.prefilling: dict[Job, None] = {}
-        """Of these, the ones whose prompt is not computed yet."""
-        self.decoding = Decoding(self.core.grid)
-        self._forked: dict[Job, None] = {}
-        """Jobs whose forward reads another state than it writes; settled when the next one is prepared."""
-        self._blocked = False
-        """The head of the queue found no memory, and nothing has been given back since."""
-        self._preemptions: dict[Job, int] = {}
-        self._arrivals = _in_order(requests)
-        self._count = 0
-        self._next: Request | None = next(self._arrivals, None)
         if self.serving.aligned and setting.prefill_tokens < self.core.grid:
             raise ValueError(
                 f"{setting.prefill_tokens} prefill tokens a step hold no chunk that ends on a boundary: "
                 f"use {self.core.grid} or more"
             )
+        self.outcome = Outcome(records=[] if records else None)
+        self.line = Line(requests, self.outcome, self.core.ever_fits, isolate=setting.isolate)
+        self.waiting = self.line.waiting
+        self.running: dict[Job, None] = {}
+        """In order of admission."""
+        self.prefilling: dict[Job, None] = {}
+        """Of these, the ones whose prompt is not computed yet."""
+        self.decoding = Decoding(self.core.grid)
+        self.expectation = Expectation()
+        self._forked: dict[Job, None] = {}
+        """Jobs whose forward reads another state than it writes; settled when the next one is prepared."""
+        self._blocked = False
+        """The head of the queue found no memory, and nothing has been given back since."""
 
     def run(self) -> Outcome:
         """Serve them all."""
@@ -56,120 +53,72 @@ class Scheduler:
 
     def step(self) -> bool:
         """One step, or as many decode steps as nothing happens in; False when all have been served."""
-        self._arrive(self.now)
+        line = self.line
+        line.arrive()
         if not self.running and not self.waiting:
-            if self._next is None:
+            if line.next_at is None:
                 self.outcome.gave_up = self.core.lifetime.pins_given_up
                 return False
-            self._wait_until(self._next.at)
-            self._arrive(self.now)
-        preempted = self._prepare_decode()
-        chunks = self._continue_prefills()
-        if not preempted:
-            self._admit(chunks)
+            line.advance(line.next_at, 0)
+            line.arrive()
+        if not self.running:
+            self._blocked = False
+        preempted = self.serving.mixed and self._prepare_decode()
+        chunks = self._schedule(admits=not preempted)
         if chunks:
             self._prefill(chunks)
         elif self.decoding:
             self._decode()
-        elif self.waiting and not self.running:
-            # Alone, with everything else evictable: it never fits, whatever `ever_fits` promised.
-            self._refuse(self.waiting.popleft())
+        elif not self.running and self.waiting:
+            self.waiting.popleft()  # alone, and it does not fit
+            self.outcome.refused += 1
         return True
 
-    # -- clock and queue --------------------------------------------------------------------
+    def _spend(self, seconds: float) -> None:
+        self.line.advance(self.line.now + seconds, len(self.running))
 
-    def _wait_until(self, end: float) -> None:
-        """The clock goes on; who arrives meanwhile joins the queue at its moment."""
-        outcome, running = self.outcome, len(self.running)
-        while self._next is not None and self._next.at < end:
-            at = max(self._next.at, self.now)
-            outcome.waiting_seconds[len(self.waiting)] += at - self.now
-            outcome.running_seconds[running] += at - self.now
-            self.now = at
-            self._arrive(at)
-        outcome.waiting_seconds[len(self.waiting)] += end - self.now
-        outcome.running_seconds[running] += end - self.now
-        self.now = end
+    # -- prefill ----------------------------------------------------------------------------
 
-    def _arrive(self, now: float) -> None:
-        while self._next is not None and self._next.at <= now:
-            job = Job(self._count, self._next, isolate=self.setting.isolate)
-            self._count += 1
-            self._next = next(self._arrivals, None)
-            if self.core.ever_fits(job):
-                self.waiting.append(job)
-            else:
-                self._refuse(job)
-
-    def _refuse(self, job: Job) -> None:
-        self.outcome.refused += 1
-
-    # -- admission --------------------------------------------------------------------------
-
-    def _admit(self, chunks: list[Chunk]) -> None:
-        """Begin waiting requests, in order, while this step has tokens left and memory lets them."""
+    def _schedule(self, *, admits: bool) -> list[Chunk]:
+        """Chunks of the coming step: prompts that go on, then waiting requests while they may begin."""
+        admits = admits and bool(self.waiting) and not self._blocked
+        if not admits and not self.prefilling:
+            return []
+        rules: SourcePass | EnginePass
+        if self.serving.need is Need.ANSWER:
+            rules = EnginePass(self.core, self.decoding, self.expectation.ratio)
+        else:
+            rules = SourcePass(self.core, self.serving.need, self.prefilling, self.running)
+        chunks = self._go_on(rules)
+        going_on = len(chunks)
         left, most = self._tokens_left(chunks), self.setting.most_running
-        while self.waiting and left > 0 and not self._blocked and len(self.running) < most:
+        while admits and self.waiting and left > 0 and len(self.running) < most:
             job = self.waiting[0]
-            taken = self._try(job, left)
-            if taken is None:
+            tokens = self._adopt(job, left, rules)
+            if tokens is None:
                 self._blocked = True
-                return
-            if not taken:
-                return  # its first chunk needs more tokens than this step has left
+                break
+            if not tokens:
+                break  # its first chunk needs more tokens than this step has left
             self.waiting.popleft()
             self.running[job] = self.prefilling[job] = None
-            chunks.append((job, job.position + taken))
-            left -= taken
+            chunks.append((job, job.position + tokens))
+            left -= tokens
+            rules.admitted(job, tokens)
+            if not rules.is_open:
+                self._blocked = True
+                break
+        for job, _ in chunks[going_on:]:
+            self._begin(job)
+        granted = self.core.take(
+            [job for job, _ in chunks], [self.core.units_to(job, end) for job, end in chunks]
+        )
+        assert granted, "what fits was promised"
+        return chunks
 
     def _tokens_left(self, chunks: list[Chunk]) -> int:
         left = self.setting.prefill_tokens - sum(end - job.position for job, end in chunks)
         return left - len(self.decoding) if self.serving.mixed else left
-
-    def _try(self, job: Job, left: int) -> int | None:
-        """Admit a job: tokens of its first chunk, 0 when the step has too few left, None without memory."""
-        core = self.core
-        match = core.match(job)
-        start = match.depth * core.grid
-        tokens = self._chunk(start, job.known, left)
-        if not tokens:
-            return 0
-        end = start + tokens if self.serving.need is Need.CHUNK else job.known
-        missing = ceil_div(end, core.unit_tokens) - match.depth * core.organization.units_per_block
-        if not self._fits(missing):
-            return None
-        core.adopt(job, match)
-        if not self._fits(missing):  # what it adopts is not evictable any more
-            core.abandon(job)
-            return None
-        core.admit(job, match)
-        if job.lives == 1:
-            self._first_admission(job)
-        else:
-            self.outcome.resumed_tokens += job.position
-        granted = core.take([job], [core.units_to(job, start + tokens)])
-        assert granted, "what fits was promised"
-        return tokens
-
-    def _first_admission(self, job: Job) -> None:
-        outcome, reuse = self.outcome, job.reuse
-        job.admitted_at = self.now
-        outcome.prompt_tokens += job.prompt
-        outcome.adopted_tokens += reuse.j_adopt
-        outcome.attention_tokens += reuse.attention
-        outcome.r_max_tokens += reuse.r_max
-
-    def _fits(self, units: int) -> bool:
-        """Whether a request that lacks so many units may begin."""
-        core = self.core
-        if self.serving.need is Need.PROMPT:
-            units += sum(core.units_to(job, job.known) for job in self.prefilling)
-        need = Pieces(units, 1 + core.live.due)
-        if self.running:
-            need = need.plus(core.admission.headroom)
-        return core.organization.could_fit(need)
-
-    # -- prefill ----------------------------------------------------------------------------
 
     def _chunk(self, start: int, known: int, left: int) -> int:
         """Tokens of the chunk that begins at `start`; 0 when the next boundary is too far."""
@@ -181,17 +130,18 @@ class Scheduler:
             return known - start if known - start <= left else 0
         return min(last, (start + left) // grid * grid) - start
 
-    def _continue_prefills(self) -> list[Chunk]:
+    def _go_on(self, rules: SourcePass | EnginePass) -> list[Chunk]:
         """Next chunks of prompts that are being computed, in order of admission."""
         chunks: list[Chunk] = []
         for job in list(self.prefilling):
             if not job.running:
                 continue  # preempted for one before it
             tokens = self._chunk(job.position, job.known, self._tokens_left(chunks))
-            if tokens <= 0:
+            tokens = rules.goes_on(job, tokens) if tokens > 0 else 0
+            if not tokens:
                 break
             end = job.position + tokens
-            while not self.core.take([job], [self.core.units_to(job, end)]):
+            while rules.preempts and not self.core.take([job], [self.core.units_to(job, end)]):
                 victim = self._victim()
                 self._preempt(victim)
                 chunks = [chunk for chunk in chunks if chunk[0] is not victim]
@@ -199,6 +149,30 @@ class Scheduler:
                     return chunks
             chunks.append((job, end))
         return chunks
+
+    def _adopt(self, job: Job, left: int, rules: SourcePass | EnginePass) -> int | None:
+        """Tokens of a job's first chunk; 0 when the step has too few left, None when memory has."""
+        core = self.core
+        match = core.match(job)
+        start = match.depth * core.grid
+        tokens = self._chunk(start, job.known, left)
+        if not tokens:
+            return 0
+        if not rules.fits(job, start, tokens):
+            return None
+        core.adopt(job, match)
+        if not rules.fits(job, start, tokens):  # what it adopts is not evictable any more
+            core.abandon(job)
+            return None
+        return tokens
+
+    def _begin(self, job: Job) -> None:
+        self.core.admit(job)
+        if job.lives == 1:
+            job.admitted_at = self.line.now
+            self.outcome.admitted(job.reuse)
+        else:
+            self.outcome.resumed_tokens += job.position
 
     def _prefill(self, chunks: list[Chunk]) -> None:
         outcome = self.outcome
@@ -213,18 +187,15 @@ class Scheduler:
             context += self.decoding.context
             pairs += self.decoding.context
         outcome.steps += 1
-        self._wait_until(self.now + self.cost.step(tokens, rows, context, pairs))
+        self._spend(self.cost.step(tokens, rows, context, pairs))
         for job, end in chunks:
-            if job.lives == 1:
-                outcome.prefilled_tokens += end - job.position
-            else:
-                outcome.prefilled_again_tokens += end - job.position
+            outcome.prefilled(job.lives, end - job.position)
             job.position = end
         if self.serving.mixed:
             self._advance(1)
         for job, end in chunks:
             self._prefilled(job, end)
-        self._blocked = False
+        self._published()
 
     def _prefilled(self, job: Job, end: int) -> None:
         if end < job.known:
@@ -232,7 +203,7 @@ class Scheduler:
             return
         del self.prefilling[job]
         if job.lives == 1:
-            job.first_token = self.now
+            job.first_token = self.line.now
         if end == job.end:
             self._finish(job)
             return
@@ -240,16 +211,24 @@ class Scheduler:
         self._forked[job] = None
         self.decoding.join(job)
 
+    def _published(self) -> None:
+        """There is more to match, and more to evict: the source tries the queue's head again, SGLang waits
+        until somebody leaves."""
+        if self.serving.need is not Need.ANSWER:
+            self._blocked = False
+
     # -- decode -----------------------------------------------------------------------------
 
     def _prepare_decode(self) -> bool:
-        """Make room for the coming decode step, and take it; says whether anybody was preempted for it."""
+        """Make room for the coming decode step, and prepare it; says whether anybody was preempted for it."""
         preempted = False
         while self.decoding and not self._fits_decode():
             self._preempt(self._victim())
             preempted = True
-        if self.serving.mixed:
-            self._leave_boundaries()
+        self._leave_boundaries()
+        if preempted:
+            done = [(self.decoding.position(job) - job.prompt + 1, job.limit) for job in self.decoding]
+            self.expectation.preempted(done)
         return preempted
 
     def _fits_decode(self) -> bool:
@@ -263,19 +242,16 @@ class Scheduler:
         jobs = list(decoding.leaving) if core.unit_tokens == core.grid else list(decoding)
         return jobs, [core.units_to(job, decoding.position(job) + steps) for job in jobs]
 
-    def _take(self, steps: int) -> bool:
-        return self.core.take(*self._wanted(steps))
-
     def _leave_boundaries(self) -> None:
         """Prepare the decode step: publish and fork on boundaries, let go what the last forwards read."""
         core, decoding = self.core, self.decoding
-        granted = self._take(1)
+        granted = core.take(*self._wanted(1))
         assert granted, "the decode step was checked"
         for job in self._forked:
             if job not in decoding.leaving:
                 core.live.settle(job.state)
         if self._forked or decoding.leaving:
-            self._blocked = False
+            self._published()
         self._forked.clear()
         for job in decoding.depart():
             position = decoding.position(job)
@@ -287,13 +263,16 @@ class Scheduler:
     def _decode(self) -> None:
         """Steps until something happens: a boundary, an end, or an arrival that could begin."""
         decoding = self.decoding
-        if not self.serving.mixed:
-            self._leave_boundaries()
+        preempted = not self.serving.mixed and self._prepare_decode()
+        if not decoding:
+            return
         steps = self._undisturbed()
-        while steps > 1 and not self._take(steps):
+        while steps > 1 and not self.core.take(*self._wanted(steps)):
             steps = (steps + 1) // 2
         self.outcome.steps += steps
-        self._wait_until(self.now + self.cost.decode(len(decoding), decoding.context, steps))
+        if not preempted:
+            self.expectation.decoded(steps)
+        self._spend(self.cost.decode(len(decoding), decoding.context, steps))
         self._advance(steps)
 
     def _undisturbed(self) -> int:
@@ -302,9 +281,11 @@ class Scheduler:
         if self._forked:
             return 1  # what this step reads is let go with the next
         steps = decoding.steps_to_due()
+        if self.waiting and not self._blocked and len(self.running) < self.setting.most_running:
+            return 1  # the head waits for tokens of a step
         is_open = not self.waiting and len(self.running) < self.setting.most_running
-        if steps > 1 and self._next is not None and is_open:
-            left = self._next.at - self.now
+        if steps > 1 and self.line.next_at is not None and is_open:
+            left = self.line.next_at - self.line.now
             steps = min(steps, self.cost.steps_until(len(decoding), decoding.context, left))
         return steps
 
@@ -317,33 +298,18 @@ class Scheduler:
 
     def _finish(self, job: Job) -> None:
         self.core.release(job, job.end)
-        del self.running[job]
-        self._forked.pop(job, None)
-        job.forget_key()
-        self._blocked = False
+        self._left(job)
         outcome = self.outcome
         outcome.served += 1
         outcome.output_tokens += job.request.new
-        outcome.seconds = self.now
-        preemptions = self._preemptions.pop(job, 0)
+        outcome.seconds = self.line.now
         if outcome.records is not None:
-            reuse = job.reuse
-            outcome.records.append(
-                Record(
-                    job.index,
-                    job.request.at,
-                    job.admitted_at,
-                    job.first_token,
-                    self.now,
-                    job.prompt,
-                    job.request.new,
-                    reuse.r_max,
-                    reuse.attention,
-                    reuse.j_adopt,
-                    reuse.cause,
-                    preemptions,
-                )
-            )
+            outcome.records.append(record(job, self.line.now))
+
+    def _left(self, job: Job) -> None:
+        del self.running[job]
+        self._forked.pop(job, None)
+        self._blocked = False
 
     def _victim(self) -> Job:
         if self.serving.victim is Victim.LAST:
@@ -357,23 +323,10 @@ class Scheduler:
             self.decoding.remove(job)
             job.known = job.position + 1
         self.prefilling.pop(job, None)
-        self._forked.pop(job, None)
-        del self.running[job]
         self.core.preempt(job, job.position)
-        self._blocked = False
+        self._left(job)
         self.outcome.preemptions += 1
-        self._preemptions[job] = self._preemptions.get(job, 0) + 1
         if self.serving.victim is Victim.LAST:
             self.waiting.appendleft(job)
         else:
             self.waiting.append(job)
-
-
-def _in_order(requests: Iterable[Request]) -> Iterator[Request]:
-    """The requests; raises `ValueError` where one arrives before the one ahead of it."""
-    last = 0.0
-    for index, request in enumerate(requests):
-        if request.at < last:
-            raise ValueError(f"request {index} arrives at {request.at}, after one at {last}: sort them")
-        last = request.at
-        yield request

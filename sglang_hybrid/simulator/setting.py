@@ -22,6 +22,10 @@ class Need(StrEnum):
     """KV of its first chunk."""
     PROMPT = "prompt"
     """KV of its prompt, and of what admitted prompts still lack.  Nothing is expected of answers."""
+    ANSWER = "answer"
+    """What SGLang with the plugin asks: KV of its prompt and of answers, its own and those of the running, as
+    far as they are expected, and room for the checkpoints that the coming forward leaves.  Who finds none
+    keeps the queue waiting until a request leaves; under the others, also until one publishes."""
 
 
 class Victim(StrEnum):
@@ -47,6 +51,9 @@ class Serving(NamedTuple):
 
 SOURCE = Serving(mixed=True, aligned=True, need=Need.CHUNK, victim=Victim.LAST)
 """vLLM V1 with checkpoints where chunks end, as the source changed it."""
+
+ENGINE = Serving(mixed=False, aligned=False, need=Need.ANSWER, victim=Victim.LEAST)
+"""SGLang 0.5.23 with the plugin, its scheduler's defaults."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""What one pass over the queue may admit: the source's rule, and the real engine's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from sglang_hybrid.geometry import ceil_div
+from sglang_hybrid.pools.organization import Need as Pieces
+from sglang_hybrid.simulator.core import Core
+from sglang_hybrid.simulator.decoding import Decoding
+from sglang_hybrid.simulator.job import Job
+from sglang_hybrid.simulator.setting import Need
+
+MOST_EXPECTED = 4096
+"""New tokens that SGLang expects at most (`SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION`)."""
+
+
+class SourcePass:
+    """Own need, one live state and, while others run, the headroom."""
+
+    is_open = True
+    preempts = True
+    """A prompt that goes on and finds no memory preempts; otherwise it waits."""
+
+    def __init__(self, core: Core, need: Need, prefilling: Collection[Job], running: Collection[Job]) -> None:
+        self.core = core
+        self.need = need
+        self.prefilling = prefilling
+        self.running = running
+        self._units = self._states = 0
+        """Promised in this pass."""
+
+    def fits(self, job: Job, start: int, tokens: int) -> bool:
+        """Whether a job that starts at depth `start` with a chunk of `tokens` may begin."""
+        core = self.core
+        if self.need is Need.PROMPT:
+            end, promised = job.known, sum(core.units_to(other, other.known) for other in self.prefilling)
+        else:
+            end, promised = start + tokens, self._units
+        units = ceil_div(end, core.unit_tokens) - start // core.unit_tokens
+        need = Pieces(units + promised, 1 + self._states + core.live.due)
+        if self.running:
+            need = need.plus(core.admission.headroom)
+        return core.organization.could_fit(need)
+
+    def admitted(self, job: Job, tokens: int) -> None:
+        """It will take its units and its state after the pass."""
+        self._units += self.core.units_to(job, job.position + tokens)
+        self._states += 1
+
+    def goes_on(self, job: Job, tokens: int) -> int:
+        """Tokens of the next chunk of a job that prefills already; who finds no memory preempts."""
+        return tokens
+
+
+class EnginePass:
+    """`engine.admission` over `radix.admission`: answers are expected as long as they may become, or as the
+    ratio says, and room is kept for the checkpoints that the coming forward leaves."""
+
+    preempts = False
+
+    def __init__(self, core: Core, decoding: Decoding, ratio: float) -> None:
+        self.core = core
+        self.due = core.live.due
+        self.states = self.leaves = self._asked = 0
+        self.is_open = True
+        unit, total = core.unit_tokens, 0
+        for job in decoding:
+            position = decoding.position(job)
+            left = min(job.limit - (position - job.prompt + 1), MOST_EXPECTED)
+            expected = math.ceil(max(0.0, left * (1.0 if job.is_exact else ratio)))
+            total += max(0, ceil_div(position + expected, unit) - ceil_div(position, unit)) * unit
+        self._total, self._current = total, 0
+        """Tokens that are promised: whatever may come of them, and in the coming forward."""
+
+    def fits(self, job: Job, start: int, tokens: int) -> bool:
+        """As `GridPrefillBudget.check_prefill`."""
+        core, unit = self.core, self.core.unit_tokens
+        answer = min(max(job.limit - (job.known - job.prompt), 0), MOST_EXPECTED)
+        units = ceil_div(job.known - start + answer, unit) + ceil_div(self._total, unit)
+        self._asked = self.leaves + len(core.live.planned(start, start + tokens))
+        return core.admission.missing(units, self.states, self._asked) is None
+
+    def admitted(self, job: Job, tokens: int) -> None:
+        """As `GridPrefillBudget.reserve`."""
+        self._reserve(job, tokens)
+        self.states += 1
+        self.leaves = self._asked
+        core = self.core
+        taken = core.organization.unit_equivalent(self.states + self.due)
+        left = (core.organization.units_reclaimable() - taken) * core.unit_tokens
+        self.is_open = left > self._total and left > self._current
+
+    def goes_on(self, job: Job, tokens: int) -> int:
+        """As `available_chunk_tokens` and `fit_chunk`: what memory has for the chunk, 0 to wait."""
+        core, unit = self.core, self.core.unit_tokens
+        begun = -job.position % unit
+        low, high = 0, ceil_div(max(0, tokens - begun), unit)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if core.organization.could_fit(Pieces(middle, self.states + core.live.forced)):
+                low = middle
+            else:
+                high = middle - 1
+        if not low + begun:
+            self.is_open = False
+            return 0
+        tokens = min(tokens, begun + low * unit)
+        rest = job.known - job.position - tokens
+        if rest:
+            self._total += rest + min(job.limit, MOST_EXPECTED)
+        self._reserve(job, tokens)
+        return tokens
+
+    def _reserve(self, job: Job, tokens: int) -> None:
+        unit = self.core.unit_tokens
+        now = (ceil_div(tokens, unit) + 1) * unit
+        ends = job.position + tokens == job.known
+        self._current += now
+        self._total += now + (min(job.limit, MOST_EXPECTED) if ends else 0)
+
+
+class Expectation:
+    """Part of what an answer may become that SGLang expects of it (its new-token ratio)."""
+
+    FIRST, LEAST, STEPS, BEYOND = 0.7, 0.7 * 0.14, 600, 20
+    """At first; at least; decode steps from one to the other; steps that are hoped for after a preemption."""
+
+    def __init__(self) -> None:
+        self.ratio = self.FIRST
+
+    def decoded(self, steps: int) -> None:
+        """So many decode steps without a preemption."""
+        self.ratio = max(self.ratio - steps * (self.FIRST - self.LEAST) / self.STEPS, self.LEAST)
+
+    def preempted(self, left: Iterable[tuple[int, int]]) -> None:
+        """Who is left: tokens that each has generated, and those it may."""
+        jobs = list(left)
+        generated = sum(done for done, _ in jobs) + self.BEYOND * len(jobs)
+        self.ratio = min(1.0, generated / (sum(most for _, most in jobs) + 1))
