@@ -59,6 +59,21 @@ def test_the_search_finds_the_best(machine: Machine, world: int) -> None:
     assert searched < len(candidates)
 
 
+class Equal(Table):
+    """Nothing matters."""
+
+    def _simulate(self, candidate: Candidate, seed: int) -> Run:
+        return Run(1.0, 1.0, 1.0, 0.5, 1.0, 0.0, 0, 0)
+
+
+def test_where_nothing_matters_the_defaults_win_and_then_room(machine: Machine) -> None:
+    race = Equal(machine, 0)
+    found = search(race, choices(machine).candidates)
+    assert {one.memory for one in found.compared} == {"S0", "S1", "S2", "D0"}
+    best = planning._preferred(race, found, range(6), tokens=3500)
+    assert best == Candidate("S2", 512, tight=True), "no flag but the memory's, and the most requests at once"
+
+
 def test_neighbours_differ_in_one_choice(machine: Machine) -> None:
     candidates = choices(machine).candidates
     one = Candidate("D0", 512, share=0.5)

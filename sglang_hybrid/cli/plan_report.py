@@ -93,7 +93,7 @@ def reasons(plan: Plan) -> dict[str, str]:
     said = {
         "memory": _memory(plan),
         "grid": _against(plan, "grid", "{} tokens"),
-        "headroom": _against(plan, "headroom", "f = {}"),
+        "headroom": _against(plan, "headroom", "f = {:g}"),
         "checkpoints": _against(plan, "checkpoints", "{}"),
     }
     if best.memory == "S2":
@@ -105,7 +105,7 @@ def reasons(plan: Plan) -> dict[str, str]:
             "power of two (ledger)"
         )
     if best.memory == "D0":
-        said["attention_share"] = _against(plan, "share", "{}")
+        said["attention_share"] = _against(plan, "share", "{:g}")
     return said
 
 
@@ -123,8 +123,8 @@ def _longer(one: Against, name: str) -> str:
 
 def _memory(plan: Plan) -> str:
     ranked = sorted(plan.memories.values(), key=lambda one: one.excess.mean)
-    told = [_longer(one, words(one.candidate)) for one in ranked]
-    return "the others at their best, time of a request: " + "; ".join(told)
+    told = [_longer(one, f"{one.candidate.memory} (grid {one.candidate.grid})") for one in ranked]
+    return "a request with the others, each at its best: " + "; ".join(told)
 
 
 def _against(plan: Plan, field: str, form: str) -> str:
@@ -133,7 +133,7 @@ def _against(plan: Plan, field: str, form: str) -> str:
         return "nothing else starts here"
     if all(abs(one.excess.mean) <= NOISE for one in others):
         return "no other value changes the time of a request"
-    return "time of a request: " + "; ".join(
+    return "a request with " + "; ".join(
         _longer(one, form.format(getattr(one.candidate, field))) for one in others
     )
 
@@ -223,7 +223,8 @@ def _choices(answer: dict[str, Any]) -> Iterator[str]:
     for name, flag in NAMES.items():
         value = answer["recommended"][name]
         if value is not None:
-            yield f"  {flag} {value:<8}".ljust(34) + answer["reasons"][name]
+            said = value if isinstance(value, str) else f"{value:g}"
+            yield f"  {flag} {said}".ljust(32) + answer["reasons"][name]
 
 
 def _ledger(answer: dict[str, Any]) -> Iterator[str]:
@@ -244,6 +245,7 @@ def _ledger(answer: dict[str, Any]) -> Iterator[str]:
 
 FIGURES = {
     "throughput": ("output tokens a second", 1.0, ".0f"),
+    "capacity": ("the same under 8 times the load", 1.0, ".0f"),
     "latency": ("seconds a request, queueing included", 1.0, ".2f"),
     "first_token": ("seconds to the first token", 1.0, ".2f"),
     "hit_rate": ("prompt tokens from the cache, %", 100.0, ".1f"),

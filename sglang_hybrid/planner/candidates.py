@@ -51,11 +51,11 @@ class Candidate(NamedTuple):
     def policy(self) -> Policy:
         return Policy(headroom=self.headroom, checkpoints=self.checkpoints)
 
-    def plainness(self, native: int) -> tuple[int, int]:
-        """How far from the plugin's defaults: fewer flags are better when nothing else decides."""
+    def flags(self, native: int) -> int:
+        """How many of the plugin's defaults it leaves; `native` is D0's own grid."""
         grid = native if self.memory == "D0" else DEFAULT_GRID
-        flags = (self.headroom > 0) + (self.checkpoints != DEFAULT_POLICY.checkpoints)
-        return flags + (self.grid != grid) + (self.share != DEFAULT_ATTENTION_SHARE), self.grid
+        policy = (self.headroom != DEFAULT_POLICY.headroom) + (self.checkpoints != DEFAULT_POLICY.checkpoints)
+        return policy + (self.grid != grid) + (self.share != DEFAULT_ATTENTION_SHARE)
 
 
 class Machine(NamedTuple):

@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_hybrid.geometry import GeometryError, block_bytes, ceil_div
+from sglang_hybrid.geometry import GeometryError, ceil_div
 from sglang_hybrid.ledger import ACCOUNTS, Account, Capacity, Demand
 from sglang_hybrid.planner.candidates import Candidate, Machine, choices
-from sglang_hybrid.planner.race import Interval, Race, Run
-from sglang_hybrid.planner.search import SEEDS, neighbours, search
+from sglang_hybrid.planner.race import NOISE, Interval, Race, Run
+from sglang_hybrid.planner.search import SEEDS, Found, neighbours, search
+from sglang_hybrid.simulator.request import Request
 from sglang_hybrid.simulator.traffic import Traffic
 
 REQUESTS, TURN_REQUESTS = 240, 400
 """Requests of a simulation: of single prompts, and of conversations, which take longer to warm."""
 
-CHANGE_SEEDS = range(3)
+CHANGE_SEEDS = range(2)
 """Seeds on which other circumstances are tried."""
 
-CHANGE = 0.02
+CHANGE = 0.03
 """What another choice must gain there, on every seed, to be told."""
+
+PRESSED = 8
+"""Times the traffic's rate at which the most that can be served is measured."""
+
+MANY = 64
+"""Checkpoints over which one's share of a slab is averaged."""
 
 
 class NothingFits(ValueError):
@@ -65,7 +72,7 @@ class Plan:
     requests: int
     simulations: int
     figures: dict[str, Interval]
-    """Of the recommendation's runs, by `Run`'s names."""
+    """Of the recommendation, by `Run`'s names; `capacity`: output tokens a second under far more load."""
     memories: dict[str, Against]
     """The best of each other memory."""
     against: dict[str, list[Against]]
@@ -82,21 +89,19 @@ def plan(machine: Machine, traffic: Traffic, conversations: bool, workers: int =
         raise NothingFits(choice.left_out[-1])
     race = Race(machine, traffic, TURN_REQUESTS if conversations else REQUESTS, workers)
     found = search(race, choice.candidates)
-    best, last = found.best, range(SEEDS[-1])
-    around = neighbours(best, choice.candidates)
-    memories = _memories(race, best, choice.candidates)
-    against = {
-        field: [
-            Against(other, race.excess(other, best, range(SEEDS[1])))
-            for other in around
-            if getattr(other, field) != getattr(best, field) and other.memory == best.memory
-        ]
-        for field in ("grid", "share", "headroom", "checkpoints")
-    }
+    last = range(SEEDS[-1])
+    tokens = mean_tokens(race.sample())
+    best = _preferred(race, found, last, tokens)
+    memories = _memories(race, best, found.compared, last)
+    against = _neighbours(race, best, choice.candidates, range(SEEDS[1]))
     figures = {name: race.of(best, last, name) for name in Run._fields}
+    pressed = Race(machine, traffic.at_rate(traffic.rate * PRESSED), race.count, workers)
+    pressed.prepare([best], last)
+    figures["capacity"] = pressed.of(best, last, "throughput")
     rivals = [best, *(one.candidate for one in memories.values())]
     rivals += [one.candidate for one in against["headroom"]]
     changes = _changes(machine, traffic, race, best, rivals)
+    told = [best, *(one.candidate for one in memories.values())]
     return Plan(
         machine,
         traffic,
@@ -107,48 +112,67 @@ def plan(machine: Machine, traffic: Traffic, conversations: bool, workers: int =
         figures,
         memories,
         against,
-        _ledger(machine, race, best, memories),
+        [_line(machine, one, tokens) for one in told],
         changes,
         choice.left_out,
     )
 
 
-def _memories(race: Race, best: Candidate, candidates: Sequence[Candidate]) -> dict[str, Against]:
-    """Each other memory at its best: the layouts that were tried, with the headroom and placement found."""
-    found = {}
-    for memory in dict.fromkeys(one.memory for one in candidates):
-        if memory == best.memory:
-            continue
-        those = [one for one in candidates if one.memory == memory]
-        tried = race.tried(those) or those[:1]
-        first = race.ranked(tried, range(1))[:2]
-        chosen = race.ranked(first, range(SEEDS[1]))[0]
-        race.prepare([chosen], range(SEEDS[-1]))
-        found[memory] = Against(chosen, race.excess(chosen, best, range(SEEDS[-1])))
+def _preferred(race: Race, found: Found, seeds: Sequence[int], tokens: int) -> Candidate:
+    """Of those as good as the best, to half the noise: fewest flags, then most requests at once."""
+    machine = race.machine
+    equal = [one for one in found.compared if race.excess(one, found.best, seeds).mean <= NOISE / 2]
+
+    def preference(one: Candidate) -> tuple[int, int, float]:
+        return one.flags(machine.native), -_line(machine, one, tokens).capacity.holds, race.score(one, seeds)
+
+    return min([found.best, *equal], key=preference)
+
+
+def _memories(
+    race: Race, best: Candidate, compared: Sequence[Candidate], seeds: Sequence[int]
+) -> dict[str, Against]:
+    """Each other memory at its best."""
+    found: dict[str, Against] = {}
+    for one in compared:
+        if one.memory != best.memory and one.memory not in found:
+            found[one.memory] = Against(one, race.excess(one, best, seeds))
     return found
 
 
-def _ledger(machine: Machine, race: Race, best: Candidate, memories: dict[str, Against]) -> list[Line]:
-    """The recommendation and each other memory's best, for a mean request with live state and checkpoint."""
-    requests = race.sample()
-    tokens = round(sum(one.prompt + one.new for one in requests) / len(requests))
-    lines = []
-    for one in (best, *(other.candidate for other in memories.values())):
-        account = account_of(machine, one)
-        demand = Demand(tokens, ceil_div(tokens, one.grid), 2)
-        block = block_bytes(machine.model, one.grid)
-        page = account.cost(Demand.of_blocks(1, 0, one.grid)).total
-        many = account.cost(Demand.of_blocks(0, 64, one.grid)).total / 64
-        lines.append(
-            Line(
-                one.memory,
-                one.grid,
-                account.capacity(demand, machine.budget),
-                account.cost(demand).total * machine.model.arenas,
-                many / (page or block),
-            )
-        )
-    return lines
+def _neighbours(
+    race: Race, best: Candidate, candidates: Sequence[Candidate], seeds: Sequence[int]
+) -> dict[str, list[Against]]:
+    """Other values of each choice, everything else equal."""
+    around = [one for one in neighbours(best, candidates) if one.memory == best.memory]
+    race.prepare([best, *around], seeds)
+    return {
+        field: [
+            Against(one, race.excess(one, best, seeds))
+            for one in around
+            if getattr(one, field) != getattr(best, field)
+        ]
+        for field in ("grid", "share", "headroom", "checkpoints")
+    }
+
+
+def mean_tokens(requests: Sequence[Request]) -> int:
+    """Of prompt and answer."""
+    return round(sum(one.prompt + one.new for one in requests) / len(requests))
+
+
+def _line(machine: Machine, one: Candidate, tokens: int) -> Line:
+    """The ledger of requests of so many tokens, each with its live state and a checkpoint."""
+    account = account_of(machine, one)
+    demand = Demand(tokens, ceil_div(tokens, one.grid), 2)
+    checkpoint = account.cost(Demand.of_blocks(0, MANY, one.grid)).total / MANY
+    return Line(
+        one.memory,
+        one.grid,
+        account.capacity(demand, machine.budget),
+        account.cost(demand).total * machine.model.arenas,
+        checkpoint / account.cost(Demand.of_blocks(1, 0, one.grid)).total,
+    )
 
 
 def account_of(machine: Machine, candidate: Candidate) -> Account:

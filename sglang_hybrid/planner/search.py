@@ -22,7 +22,8 @@ STEPS = 3
 
 
 class Found(NamedTuple):
-    """The best one, and what was compared with it on the last round's seeds, the best first."""
+    """The best one, and what was compared with it on the last round's seeds, the best first: among them the
+    best found of each memory, and those defaults that may be as good."""
 
     best: Candidate
     compared: list[Candidate]
@@ -56,7 +57,8 @@ def search(race: Race, candidates: Sequence[Candidate]) -> Found:
         if better == best:
             break
         best = better
-    return Found(_plainest(race, best, compared, last), race.ranked(compared, last))
+    compared += [*_bests(race, candidates, middle), *_plain(race, candidates, best)]
+    return Found(best, race.ranked(compared, last))
 
 
 def _best_of_each(ranked: Sequence[Candidate]) -> list[Candidate]:
@@ -65,6 +67,21 @@ def _best_of_each(ranked: Sequence[Candidate]) -> list[Candidate]:
     for one in ranked:
         best.setdefault(one.memory, one._replace(headroom=0.0))
     return list(best.values())
+
+
+def _bests(race: Race, candidates: Iterable[Candidate], seeds: Sequence[int]) -> list[Candidate]:
+    """Of each memory, the better of the two that did best on the first seed."""
+    tried: dict[str, list[Candidate]] = {}
+    for one in race.ranked(race.tried(candidates), range(1)):
+        tried.setdefault(one.memory, []).append(one)
+    return [race.ranked(those[:2], seeds)[0] for those in tried.values()]
+
+
+def _plain(race: Race, candidates: Iterable[Candidate], best: Candidate) -> list[Candidate]:
+    """The plugin's defaults of each memory, where they are as good as the best on the first seed."""
+    native, seed = race.machine.native, range(1)
+    plain = race.ranked((one for one in candidates if not one.flags(native)), seed)
+    return [one for one in plain if race.excess(one, best, seed).mean <= NOISE]
 
 
 def neighbours(one: Candidate, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -78,10 +95,3 @@ def _differences(one: Candidate, other: Candidate) -> int:
     if one.memory != other.memory:
         return policy + 1
     return policy + (one.grid != other.grid) + (one.share != other.share)
-
-
-def _plainest(race: Race, best: Candidate, compared: Sequence[Candidate], seeds: Sequence[int]) -> Candidate:
-    """Of those that are as good to half the noise, the one with the fewest flags."""
-    native = race.machine.native
-    equal = [one for one in compared if race.excess(one, best, seeds).mean <= NOISE / 2]
-    return min([best, *equal], key=lambda one: (one.plainness(native), race.score(one, seeds)))
