@@ -1,0 +1,203 @@
+"""The source's runs under the simulator: Falcon-H1-7B on an A100-40GB, an organization, a budget, a load.
+
+`Constants` are what the source does not say.  `bench.calibrate` fits some of them to absolute figures, once;
+the others were chosen beforehand, with the reasons in `ASSUMPTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from bench.release_order import ReleaseOrder
+from bench.workloads import SharedContexts
+from sglang_hybrid.cli.families import hybrid_shape
+from sglang_hybrid.cli.models import PUBLIC
+from sglang_hybrid.geometry import (
+    DEFAULT_GRID,
+    UNIT_TOKENS,
+    ModelGeometry,
+    block_bytes,
+    coarse_page_bytes,
+    native_grid,
+    whole_rows_bytes,
+)
+from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.organization import Organization
+from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.policy import Policy
+from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.simulator.cost import StepCost, Weights
+from sglang_hybrid.simulator.outcome import Outcome
+from sglang_hybrid.simulator.run import simulate
+from sglang_hybrid.simulator.setting import Setting
+
+MODEL = "falcon-h1-7b"
+PARAMETERS = 7.6e9
+BUDGET_UNIT = 1568 * 1024
+"""Bytes a layer of the source's budgets: a checkpoint of 1557 KiB in whole units of 16 tokens."""
+
+RETENTION_THRESHOLD = 2
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the source leaves open; the defaults are SIMULATION.md's set X."""
+
+    requests: int = 280
+    """Requests a run."""
+    context_tokens: int = 2600
+    zipf: float = 0.8
+    question_sigma: float = 1.4
+    mean_new: float = 250.0
+    new_sigma: float = 0.9
+    prefill_tokens: int = 8192
+    flops: float = 170e12
+    bandwidth: float = 1.4e12
+    overhead: float = 2e-3
+    headroom: float = 0.19
+    """f of the runs of C1 to C4."""
+    attention_share: float = 0.42
+    """D0's split."""
+
+
+ASSUMPTIONS = {
+    "D0's split": "attention_share .42: no absolute figure is D0's, so nothing pins it; taken beforehand "
+    "from the prototype's set X (it left .35 to .44 open)",
+    "headroom of C1-C4": "f = .19, as the published running medians and the lack of preemptions in C1 say; "
+    "those of C5, C8, C10 and C11 are f = 0",
+    "byte budgets": "1568 KiB a layer and unit: b63, b83, b108 are 192, 254 and 330 S2 pages",
+    "throughput": "output tokens of completed requests over the whole run, the drain included",
+    "retention": "threshold 2, f = 0, 3 req/s",
+    "order of eviction": "what was released longest ago; blank pages first; dead KV waits for its turn",
+    "checkpoints": "where chunks of a prefill end (the last whole block among them) and where a decode "
+    "leaves a boundary; a running request holds one",
+    "device": "one A100-40GB, by a roofline; the scheduler costs nothing but the overhead of a step",
+}
+
+
+class Arm(NamedTuple):
+    """One setting of the source; `headroom` None is that of C1 to C4."""
+
+    organization: str
+    budget: int
+    """In the source's units: 63, 83, 108."""
+    rate: float = 3.0
+    headroom: float | None = 0.0
+    sharing: float = 1.0
+    retention: bool = False
+    isolate: bool = False
+    most_running: int = 63
+
+
+class Figures(NamedTuple):
+    """Of one run.  Depths are tokens a request at its first admission."""
+
+    throughput: float
+    """Output tokens a second, the drain included."""
+    input: float
+    """Tokens left to compute at first admissions."""
+    waiting: float
+    running: float
+    """Time-weighted medians of requests."""
+    j_adopt: float
+    attention: float
+    broken: float
+    """Checkpoints that left the lookup because their KV went first: without one, Gap_R is 0 throughout."""
+    preemptions: float
+    p99: float
+    """Seconds from arrival to the last token."""
+
+
+def geometry() -> ModelGeometry:
+    """Falcon-H1-7B-Instruct in bf16."""
+    return hybrid_shape(PUBLIC[MODEL].config, MODEL).geometry(1, kv_bytes=2, ssm_bytes=2, conv_bytes=2)
+
+
+def memory(name: str, budget: int, attention_share: float) -> Organization:
+    """An empty organization of so many of the source's units, sink pages on top."""
+    model = geometry()
+    layer = budget * BUDGET_UNIT
+    if name == "D0":
+        unit, state = block_bytes(model, UNIT_TOKENS), whole_rows_bytes(model, model.checkpoint_bytes)
+        total = layer + unit + state
+        units = int(attention_share * layer) // unit + 1
+        # Half a unit more, so that rounding down gives this very number.
+        share = (units + 0.5) * unit / total
+        grid = native_grid(model, UNIT_TOKENS, 256)
+        return make_organization("D0", model, grid, total * model.arenas, attention_share=share)
+    page = coarse_page_bytes(model, DEFAULT_GRID) if name == "S0" else block_bytes(model, DEFAULT_GRID)
+    return make_organization(name, model, DEFAULT_GRID, (layer + page) * model.arenas)
+
+
+def workload(arm: Arm, constants: Constants) -> SharedContexts:
+    return SharedContexts(
+        count=constants.requests,
+        rate=arm.rate,
+        sharing=arm.sharing,
+        context_tokens=constants.context_tokens,
+        zipf=constants.zipf,
+        question_sigma=constants.question_sigma,
+        mean_new=constants.mean_new,
+        new_sigma=constants.new_sigma,
+    )
+
+
+def setting(arm: Arm, constants: Constants, order: Callable[[GridTree], Lifetime] = ReleaseOrder) -> Setting:
+    model = geometry()
+    weights = Weights(PARAMETERS, 2 * PARAMETERS, _pair_flops())
+    cost = StepCost(
+        constants.flops,
+        constants.bandwidth,
+        weights,
+        model.kv_row_bytes * model.arenas,
+        model.checkpoint_bytes * model.arenas,
+        constants.overhead,
+    )
+    headroom = constants.headroom if arm.headroom is None else arm.headroom
+    return Setting(
+        partial(memory, arm.organization, arm.budget, constants.attention_share),
+        cost,
+        Policy(headroom, RETENTION_THRESHOLD if arm.retention else None),
+        most_running=arm.most_running,
+        prefill_tokens=constants.prefill_tokens,
+        isolate=arm.isolate,
+        order=order,
+    )
+
+
+def _pair_flops() -> float:
+    """A product with K and one with V, of every query head of every layer, two FLOPs a multiplication."""
+    config = PUBLIC[MODEL].config
+    return 4.0 * config["num_attention_heads"] * config["head_dim"] * config["num_hidden_layers"]
+
+
+def run(arm: Arm, constants: Constants, seed: int) -> Figures:
+    """Simulate one arm; equal arguments give equal figures on every machine."""
+    orders: list[ReleaseOrder] = []
+
+    def order(tree: GridTree) -> Lifetime:
+        orders.append(ReleaseOrder(tree))
+        return orders[-1]
+
+    outcome = simulate(setting(arm, constants, order), workload(arm, constants).requests(seed), records=True)
+    if outcome.refused:
+        raise ValueError(f"{arm} cannot hold {outcome.refused} of its requests")
+    return _figures(outcome, orders[-1].broken)
+
+
+def _figures(outcome: Outcome, broken: int) -> Figures:
+    latencies = sorted(record.finished - record.at for record in outcome.records or ())
+    return Figures(
+        throughput=outcome.throughput,
+        input=float(outcome.prompt_tokens - outcome.adopted_tokens),
+        waiting=outcome.waiting_median,
+        running=outcome.running_median,
+        j_adopt=outcome.j_adopt,
+        attention=outcome.attention_tokens / outcome.served,
+        broken=float(broken),
+        preemptions=float(outcome.preemptions),
+        p99=latencies[int(0.99 * (len(latencies) - 1))],
+    )

@@ -1,0 +1,220 @@
+"""The source's order of eviction: what was released longest ago goes first, KV and checkpoints in one queue.
+
+It is vLLM's queue of free blocks: an entry can be found until its page is handed out again, and pages
+without an entry wait for their turn in the same queue, so that what is cached goes although pages are
+blank.  Here a pool's blank pages are interchangeable: only the times of their release are kept.
+
+A request releases a checkpoint as soon as it has left the boundary, and its KV when it ends or is
+preempted: superseded checkpoints go before the KV that they need, which is why checkpoints are the
+ceiling of reuse.  A block goes only as a leaf.  Retained checkpoints are released when their producer is
+done; they and pinned ones yield when nothing else is left, in that order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sglang_hybrid.pools.organization import Checkpoint, Need
+from sglang_hybrid.pools.pages import PagePool
+from sglang_hybrid.pools.shared import PackedConv, SharedPool
+from sglang_hybrid.radix.demand import Kind
+from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.order import Limit, tier_of
+
+Item = TypeVar("Item", Checkpoint, Node)
+
+
+class Queue(Generic[Item]):
+    """Items by the time of their release; one that has moved on or cannot go is left out where it is met."""
+
+    def __init__(self, can_go: Callable[[Item], bool]) -> None:
+        self._can_go = can_go
+        self._heap: list[tuple[int, int, Item]] = []
+        self._filed: dict[Item, int] = {}
+        self._sequence = 0
+
+    def file(self, item: Item, released: int) -> None:
+        self._sequence += 1
+        self._filed[item] = self._sequence
+        heapq.heappush(self._heap, (released, self._sequence, item))
+
+    def first(self) -> int | None:
+        """When the next to go was released; None when nothing can go."""
+        while self._heap:
+            released, sequence, item = self._heap[0]
+            if self._filed.get(item) == sequence:
+                if self._can_go(item):
+                    return released
+                del self._filed[item]
+            heapq.heappop(self._heap)
+        return None
+
+    def take(self) -> Item:
+        """The item that `first` has found."""
+        item = heapq.heappop(self._heap)[2]
+        del self._filed[item]
+        return item
+
+
+class Blank:
+    """When each blank page of a pool was released, oldest first."""
+
+    def __init__(self, pool: PagePool, now: Callable[[], int]) -> None:
+        self._pool = pool
+        self._times = [0] * pool.size
+        pool.on_free = lambda page: insort(self._times, now())
+
+    def oldest(self, count: int) -> int:
+        """When the last of the `count` that were released first was released: they are handed out next."""
+        del self._times[: len(self._times) - self._pool.free]  # handed out since
+        return self._times[count - 1]
+
+
+class ReleaseOrder(Lifetime):
+    """`Setting.order` of the source's runs."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._now = 0
+        self._checkpoints = Queue(_may_leave)
+        self._blocks = Queue(self._is_free_leaf)
+        self._released: dict[Node, int] = {}
+        self._evicting: int | None = None
+        """When what is being evicted was released: its pages keep their place in the queue."""
+        self._blank = {pool: Blank(pool, self._time) for pool in self.organization.pools}
+        self.broken = 0
+        """Checkpoints that went because their KV did."""
+
+    def _time(self) -> int:
+        return self._now if self._evicting is None else self._evicting
+
+    def touch(self, checkpoint: Checkpoint) -> None:
+        """Nothing: it is released anew once it has been read."""
+
+    def offered(self, node: Node, kind: Kind) -> None:
+        """Nothing: it is held."""
+
+    def passed(self, node: Node) -> None:
+        """Nothing: its release is what counts."""
+
+    def finished(self, prompt_end: Node | None, answer_end: Node | None) -> None:
+        """A request's KV is released; a checkpoint on its last boundary, released right after, goes first."""
+        self._now += 1
+        for end in (prompt_end, answer_end):
+            node = end
+            while node is not None and not node.is_root:
+                if not node.locks:
+                    self._released[node] = self._now + 1
+                    if not node.has_children:
+                        self._on_leaf(node)
+                node = node.parent
+
+    def _on_leaf(self, node: Node) -> None:
+        self._blocks.file(node, self._released.setdefault(node, self._now))
+
+    def _on_idle(self, checkpoint: Checkpoint) -> None:
+        self._now += 1
+        self._checkpoints.file(checkpoint, self._now)
+
+    def _sunk(self, checkpoint: Checkpoint) -> None:
+        if _may_leave(checkpoint):
+            self._on_idle(checkpoint)
+
+    def _is_free_leaf(self, node: Node) -> bool:
+        return self.tree.is_linked(node) and not node.has_children and not node.locks and not _is_kept(node)
+
+    # -- eviction ---------------------------------------------------------------------------
+
+    def make_room(self, need: Need, limit: Limit = Limit()) -> bool:  # noqa: B008 - it is immutable
+        """And evict what stands in the queue before the blank pages that are about to be handed out."""
+        if not super().make_room(need, limit):
+            return False
+        for pool, count in self._pages(need):
+            blank = self._blank[pool]
+            while count:
+                first = self._first(pool)
+                if first is None or first >= blank.oldest(count):
+                    break
+                self._evict_first(pool)
+        return True
+
+    def _pages(self, need: Need) -> list[tuple[PagePool, int]]:
+        """How many pages of each pool the need takes."""
+        organization = self.organization
+        if not isinstance(organization, SharedPool):
+            return [(organization.unit_pool, need.units), (organization.state_pool, need.checkpoints)]
+        count = organization.pages_for(need)
+        if isinstance(organization, PackedConv) and need.checkpoints <= organization.slabs.room:
+            count = need.units + need.checkpoints * organization.members
+        return [(organization.unit_pool, count)]
+
+    def _first(self, pool: PagePool) -> int | None:
+        """When the entry of this pool that goes next was released."""
+        times = (self._checkpoints.first(), self._blocks.first())
+        if self._separate:
+            return times[pool is self.organization.unit_pool]
+        return min((time for time in times if time is not None), default=None)
+
+    def _evict_first(self, pool: PagePool) -> None:
+        self._evicting = first = self._first(pool)
+        is_state = self._checkpoints.first() == first  # of two released together, the checkpoint
+        if is_state if not self._separate else pool is self.organization.state_pool:
+            self._evict_state(self._checkpoints.take())
+        else:
+            self._evict_block(self._blocks.take())
+        self._evicting = None
+
+    def _evict_dead(self) -> bool:
+        return False  # dead blocks wait for their turn
+
+    def _evict_checkpoint(self, limit: Limit) -> bool:
+        return self._evict_next(self.organization.state_pool, limit)
+
+    def _evict_leaf(self, limit: Limit) -> bool:
+        return self._evict_next(self.organization.unit_pool, limit)
+
+    def _evict_next(self, pool: PagePool, limit: Limit) -> bool:
+        if self._first(pool) is None:
+            return self._evict_kept(limit)
+        self._evict_first(pool)
+        return True
+
+    def _evict_state(self, checkpoint: Checkpoint) -> None:
+        self.give_up(checkpoint)
+        self.tree.evict_checkpoint(checkpoint)
+        self.checkpoints_evicted += 1
+
+    def _evict_block(self, node: Node) -> None:
+        self._released.pop(node, None)
+        self.broken += node.checkpoint is not None
+        self.leaf_blocks_evicted += node.blocks
+        self.tree.evict_leaf(node)
+
+    def _evict_kept(self, limit: Limit) -> bool:
+        """What policy, then what preempted requests keep, as far as the limit goes; its blocks follow."""
+        kept = [one for one in self._kept if not one.references and isinstance(one.owner, Node)]
+        kept = [one for one in kept if tier_of(one) <= limit.tier]
+        if not kept:
+            return False
+        chosen = min(kept, key=tier_of)
+        node = chosen.owner
+        assert isinstance(node, Node)
+        self._evict_state(chosen)
+        if self.tree.is_linked(node) and not node.has_children and not node.locks:
+            self._on_leaf(node)
+        return True
+
+
+def _may_leave(checkpoint: Checkpoint) -> bool:
+    return checkpoint.owner is not None and not (
+        checkpoint.references or checkpoint.pins or checkpoint.retained
+    )
+
+
+def _is_kept(node: Node) -> bool:
+    checkpoint = node.checkpoint
+    return checkpoint is not None and bool(checkpoint.references or checkpoint.pins or checkpoint.retained)
