@@ -25,8 +25,8 @@ from sglang_hybrid.simulator.traffic import Profile
 MODEL, MEMORY = "falcon-h1-7b", "40GiB"
 
 HELD_OUT = (
-    Profile("long documents", 2.5, 6200, 180, contexts=12, context=5000, limit=16384),
-    Profile("faq", 12, 1300, 90, contexts=3, context=900, sharing=0.95),
+    Profile("reviews", 3, 5400, 220, contexts=10, context=4200, sharing=0.85, limit=16384),
+    Profile("help desk", 10, 1500, 110, contexts=4, context=1000),
     Profile("code assistant", 4, 3800, 400, contexts=20, context=1500, sharing=0.7, turns=5, limit=16384),
     Profile("tutor", 3, 2600, 500, contexts=2, context=400, turns=4, limit=16384),
     Profile("summaries", 1.5, 7000, 350, contexts=0, context=0, sharing=0, limit=16384),

@@ -165,7 +165,7 @@ def test_every_choice_has_a_command_that_the_servers_parser_takes(
         assert record.hybrid_grid in (best.grid, None) and record.tp_size == 2
         assert record.hybrid_conv_slots == ("tight" if best.tight else None)
         assert record.hybrid_attention_share == (0.35 if best.memory == "D0" else None)
-        assert (record.max_running_requests, record.chunked_prefill_size) == (256, 8192)
+        assert (record.max_running_requests, record.chunked_prefill_size) == (64, 8192)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,7 @@ def test_every_choice_has_a_command_that_the_servers_parser_takes(
         (["falcon-h1-7b", "--memory", "40GiB", "--rate", "1e9"], "is not between"),
         (["falcon-h1-7b", "--memory", "40GiB", "--budget", "1Mi"], "--hybrid-budget-bytes"),
         (["falcon-h1-7b", "--memory", "40GiB", "--parameters", "1e9,2e9"], "is no count"),
+        (["falcon-h1-7b", "--memory", "40GiB", "--max-running", "0"], "--max-running 0 is no whole number"),
         (["falcon-h1-7b", "--memory", "40GiB", "--kv-dtype", "int3"], "--kv-dtype int3 is not supported"),
     ],
 )

@@ -33,7 +33,9 @@ from sglang_hybrid.simulator.traffic_read import read_traffic
 STATIC_PART = 0.9
 """Part of a device's memory for weights and state; the rest is for activations, graphs and the allocator."""
 
-MOST_RUNNING = 256
+MOST_RUNNING = 64
+"""Requests at once, about the source's 63: with many more, answers only slow each other down."""
+
 PREFILL_TOKENS = 8192
 
 PARAMETERS = {
@@ -95,6 +97,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--parameters", metavar="P[,A]", help="of the model, and those that compute on a token: 30e9,3e9"
     )
+    parser.add_argument(
+        "--max-running", metavar="N", default=str(MOST_RUNNING), help=f"at once (default: {MOST_RUNNING})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -110,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
             ssm_dtype=args.ssm_dtype,
             budget=args.budget,
             parameters=args.parameters,
+            max_running=args.max_running,
         )
         traffic = read_traffic(args.traffic)
         if args.rate is not None:
@@ -134,6 +140,7 @@ def machine_of(
     ssm_dtype: str = "bf16",
     budget: str | None = None,
     parameters: str | None = None,
+    max_running: str = str(MOST_RUNNING),
 ) -> tuple[Machine, About]:
     """One rank of the model on the device.  Raises `ConfigError`."""
     name, source, shape = load(model)
@@ -154,7 +161,8 @@ def machine_of(
         chosen, Weights(active / ranks, weight_bytes / ranks, _pair_flops(shape) / ranks), geometry
     )
     bytes_left = left if budget is None else size("--budget", re.sub(r"(?<=[kMGTi])B$", "", budget))
-    machine = Machine(geometry, shape.chunk, bytes_left, cost, MOST_RUNNING, PREFILL_TOKENS)
+    running = whole("--max-running", max_running)
+    machine = Machine(geometry, shape.chunk, bytes_left, cost, running, PREFILL_TOKENS)
     folder = Path(model).parent if Path(model).is_file() else Path(model)
     path = PUBLIC[name].repository if name in PUBLIC else str(folder)
     about = About(name, source, path, shape.family, chosen, has, weight_bytes, ranks, kv_dtype, ssm_dtype)

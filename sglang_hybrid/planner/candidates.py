@@ -19,15 +19,12 @@ from sglang_hybrid.geometry import (
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.simulator.cost import StepCost
-from sglang_hybrid.simulator.setting import Need, Serving, Setting, Victim
+from sglang_hybrid.simulator.setting import ENGINE, Setting
 
 GRIDS = (256, 512, 1024)
 SHARES = (0.35, 0.5, 0.65)
 HEADROOMS = (0.0, 0.1, 0.25, 0.45)
 PLACEMENTS = ("all", "branch", "sparse")
-
-SGLANG = Serving(mixed=False, aligned=False, need=Need.PROMPT, victim=Victim.LEAST)
-"""SGLang 0.5.23 without mixed chunks: a prefill has its step to itself, whoever has least is retracted."""
 
 
 class Candidate(NamedTuple):
@@ -87,7 +84,7 @@ class Machine(NamedTuple):
             ),
             cost=self.cost,
             policy=candidate.policy,
-            serving=SGLANG,
+            serving=ENGINE,
             most_running=self.most_running,
             prefill_tokens=self.prefill_tokens,
         )
