@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bench.table import Cell, parser, report, table
 from sglang_hybrid.cli.plan import machine_of
 from sglang_hybrid.planner.candidates import Candidate, Machine, choices
-from sglang_hybrid.planner.plan import REQUESTS, TURN_REQUESTS, plan
+from sglang_hybrid.planner.plan import REQUESTS, TURN_REQUESTS, recommend
 from sglang_hybrid.planner.race import Race
 from sglang_hybrid.simulator.traffic import Profile
 
@@ -47,26 +47,28 @@ TOLERANCE = 0.02
 
 def judge(machine: Machine, profile: Profile, workers: int) -> dict[str, Any]:
     """The recommendation for a profile, and how it fares among all candidates."""
-    began = time.monotonic()
-    advice = plan(machine, profile, profile.turns > 1, workers)
-    took = time.monotonic() - began
-    race = Race(machine, profile, TURN_REQUESTS if profile.turns > 1 else REQUESTS, workers)
+    count = TURN_REQUESTS if profile.turns > 1 else REQUESTS
     candidates = choices(machine).candidates
+    began = time.monotonic()
+    planner = Race(machine, profile, count, workers)
+    recommended = recommend(planner, candidates).best
+    took = time.monotonic() - began
+    race = Race(machine, profile, count, workers)
     ranked = race.ranked(candidates, FULL_SEEDS)
-    best = race.ranked([*ranked[:BEST], advice.best], BEST_SEEDS)[0]
-    excess = race.excess(advice.best, best, BEST_SEEDS)
+    best = race.ranked([*ranked[:BEST], recommended], BEST_SEEDS)[0]
+    excess = race.excess(recommended, best, BEST_SEEDS)
     return {
-        "recommended": advice.best._asdict(),
+        "recommended": recommended._asdict(),
         "best": best._asdict(),
-        "place": ranked.index(advice.best) + 1,
+        "place": ranked.index(recommended) + 1,
         "candidates": len(candidates),
         "excess": round(excess.mean, 4),
         "interval": [round(excess.low, 4), round(excess.high, 4)],
-        "latency": round(race.of(advice.best, BEST_SEEDS, "latency").mean, 3),
+        "latency": round(race.of(recommended, BEST_SEEDS, "latency").mean, 3),
         "worst_excess": round(race.excess(ranked[-1], best, FULL_SEEDS).mean, 3),
         "default_excess": round(race.excess(Candidate("S1", 512), best, FULL_SEEDS).mean, 3),
-        "plan_seconds": round(took, 1),
-        "plan_simulations": advice.simulations,
+        "search_seconds": round(took, 1),
+        "search_simulations": planner.runs,
         "within_2_percent": excess.mean <= TOLERANCE,
         "is_best": excess.mean <= TOLERANCE or excess.low <= 0,
     }
@@ -100,14 +102,14 @@ def tables(answer: dict[str, Any]) -> None:
             f"{100 * row['interval'][0]:+.1f} to {100 * row['interval'][1]:+.1f}",
             f"{100 * row['default_excess']:+.0f} %",
             f"{100 * row['worst_excess']:+.0f} %",
-            row["plan_seconds"],
+            row["search_seconds"],
         ]
         for name, row in answer["profiles"].items()
     ]
     table(
         f"{answer['model']}, {answer['memory']}: as good as the best of all candidates on {answer['best']} "
         f"of {answer['of']} profiles ({answer['within_2_percent']} within 2 %); a request takes longer by",
-        ("traffic", "recommended", "best of all", "mean", "95 %", "S1 defaults", "worst", "plan, s"),
+        ("traffic", "recommended", "best of all", "mean", "95 %", "S1 defaults", "worst", "search, s"),
         rows,
     )
 

@@ -245,7 +245,7 @@ def _ledger(answer: dict[str, Any]) -> Iterator[str]:
 
 FIGURES = {
     "throughput": ("output tokens a second", 1.0, ".0f"),
-    "capacity": ("the same under 8 times the load", 1.0, ".0f"),
+    "capacity": ("the same at twice the rate", 1.0, ".0f"),
     "latency": ("seconds a request, queueing included", 1.0, ".2f"),
     "first_token": ("seconds to the first token", 1.0, ".2f"),
     "hit_rate": ("prompt tokens from the cache, %", 100.0, ".1f"),

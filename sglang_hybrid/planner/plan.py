@@ -23,8 +23,8 @@ CHANGE_SEEDS = range(2)
 CHANGE = 0.03
 """What another choice must gain there, on every seed, to be told."""
 
-PRESSED = 8
-"""Times the traffic's rate at which the most that can be served is measured."""
+PRESSED = 2
+"""Times the traffic's rate, to tell what is served when more comes."""
 
 MANY = 64
 """Checkpoints over which one's share of a slab is averaged."""
@@ -72,7 +72,7 @@ class Plan:
     requests: int
     simulations: int
     figures: dict[str, Interval]
-    """Of the recommendation, by `Run`'s names; `capacity`: output tokens a second under far more load."""
+    """Of the recommendation, by `Run`'s names; `capacity`: output tokens a second under twice the load."""
     memories: dict[str, Against]
     """The best of each other memory."""
     against: dict[str, list[Against]]
@@ -88,11 +88,9 @@ def plan(machine: Machine, traffic: Traffic, conversations: bool, workers: int =
     if not choice.candidates:
         raise NothingFits(choice.left_out[-1])
     race = Race(machine, traffic, TURN_REQUESTS if conversations else REQUESTS, workers)
-    found = search(race, choice.candidates)
+    best, compared = recommend(race, choice.candidates)
     last = range(SEEDS[-1])
-    tokens = mean_tokens(race.sample())
-    best = _preferred(race, found, last, tokens)
-    memories = _memories(race, best, found.compared, last)
+    memories = _memories(race, best, compared, last)
     against = _neighbours(race, best, choice.candidates, range(SEEDS[1]))
     figures = {name: race.of(best, last, name) for name in Run._fields}
     pressed = Race(machine, traffic.at_rate(traffic.rate * PRESSED), race.count, workers)
@@ -112,10 +110,17 @@ def plan(machine: Machine, traffic: Traffic, conversations: bool, workers: int =
         figures,
         memories,
         against,
-        [_line(machine, one, tokens) for one in told],
+        [_line(machine, one, mean_tokens(race.sample())) for one in told],
         changes,
         choice.left_out,
     )
+
+
+def recommend(race: Race, candidates: Sequence[Candidate]) -> Found:
+    """The candidate to take, and what was compared with it on the last round's seeds."""
+    found = search(race, candidates)
+    best = _preferred(race, found, range(SEEDS[-1]), mean_tokens(race.sample()))
+    return Found(best, found.compared)
 
 
 def _preferred(race: Race, found: Found, seeds: Sequence[int], tokens: int) -> Candidate:

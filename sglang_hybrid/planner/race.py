@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
@@ -116,16 +117,28 @@ class Race:
 
     def prepare(self, candidates: Iterable[Candidate], seeds: Iterable[int]) -> None:
         """Make the runs that are missing, by all workers."""
-        global _race
         seeds = list(seeds)
         missing = [(one, seed) for one in candidates for seed in seeds if (one, seed) not in self._runs]
-        if self.workers < 2 or len(missing) < 2:
+        workers = min(self.workers, len(missing))
+        if workers < 2:
             return
         for seed in seeds:
-            self._of_seed(seed)
-        _race = self  # what a forked child finds
-        with get_context("fork").Pool(min(self.workers, len(missing))) as pool:
-            self._runs |= zip(missing, pool.starmap(_simulated, missing, chunksize=1))
+            self._of_seed(seed)  # before the children are made, which then have them too
+        context = get_context("fork")
+        children = []
+        for part in (missing[start::workers] for start in range(workers)):
+            receiver, sender = context.Pipe(duplex=False)
+            child = context.Process(target=self._work, args=(part, sender), daemon=True)
+            child.start()
+            sender.close()
+            children.append((part, receiver, child))
+        for part, receiver, child in children:
+            self._runs |= zip(part, receiver.recv())
+            child.join()
+
+    def _work(self, part: Sequence[tuple[Candidate, int]], sender: Connection) -> None:
+        """In a child: no pool, whose threads and forks do not go together."""
+        sender.send([self._simulate(candidate, seed) for candidate, seed in part])
 
     def sample(self) -> list[Request]:
         """Requests of the first seed."""
@@ -165,12 +178,3 @@ class Race:
     def of(self, candidate: Candidate, seeds: Sequence[int], field: str) -> Interval:
         """A figure of a candidate's runs."""
         return interval([float(getattr(self.run(candidate, seed), field)) for seed in seeds])
-
-
-_race: Race | None = None
-"""The one whose children are at work."""
-
-
-def _simulated(candidate: Candidate, seed: int) -> Run:
-    assert _race is not None
-    return _race._simulate(candidate, seed)

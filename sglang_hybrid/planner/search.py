@@ -57,7 +57,7 @@ def search(race: Race, candidates: Sequence[Candidate]) -> Found:
         if better == best:
             break
         best = better
-    compared += [*_bests(race, candidates, middle), *_plain(race, candidates, best)]
+    compared += [*_bests(race, candidates, middle), *_plain(race, candidates, best, middle)]
     return Found(best, race.ranked(compared, last))
 
 
@@ -77,11 +77,16 @@ def _bests(race: Race, candidates: Iterable[Candidate], seeds: Sequence[int]) ->
     return [race.ranked(those[:2], seeds)[0] for those in tried.values()]
 
 
-def _plain(race: Race, candidates: Iterable[Candidate], best: Candidate) -> list[Candidate]:
-    """The plugin's defaults of each memory, where they are as good as the best on the first seed."""
-    native, seed = race.machine.native, range(1)
-    plain = race.ranked((one for one in candidates if not one.flags(native)), seed)
-    return [one for one in plain if race.excess(one, best, seed).mean <= NOISE]
+def _plain(
+    race: Race, candidates: Iterable[Candidate], best: Candidate, seeds: Sequence[int]
+) -> list[Candidate]:
+    """The plugin's defaults of each memory, and the best one's with the policy's, where they are as good."""
+    native = race.machine.native
+    policies = {best._replace(headroom=0.0, checkpoints=name) for name in (best.checkpoints, "all")}
+    policies.add(best._replace(checkpoints="all"))
+    plain = race.ranked([one for one in candidates if not one.flags(native) or one in policies], range(1))
+    near = [one for one in plain if race.excess(one, best, range(1)).mean <= NOISE]
+    return [one for one in race.ranked(near, seeds) if race.excess(one, best, seeds).mean <= NOISE]
 
 
 def neighbours(one: Candidate, candidates: Iterable[Candidate]) -> list[Candidate]:
