@@ -6,11 +6,14 @@ import pytest
 
 from bench.arms import Arm, Constants, memory, setting, workload
 from bench.release_order import ReleaseOrder
-from sglang_hybrid.pools.organization import Checkpoint, Need
+from sglang_hybrid.pools.organization import Checkpoint
+from sglang_hybrid.pools.organization import Need as Pieces
 from sglang_hybrid.radix.live import LIKELY
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.simulator.passes import SourcePass
 from sglang_hybrid.simulator.scheduler import Scheduler
+from sglang_hybrid.simulator.setting import SOURCE, Need, Serving
 
 PAGES = 10
 FEW = replace(Constants(), requests=50)
@@ -54,17 +57,17 @@ def checkpoint_of(node: Node) -> Checkpoint:
 def test_blank_pages_wait_for_their_turn() -> None:
     shelf = Shelf()
     first, second = shelf.leave("a"), shelf.leave("b")
-    assert shelf.order.make_room(Need(units=8)) and shelf.is_cached(first)  # never used: before all others
+    assert shelf.order.make_room(Pieces(units=8)) and shelf.is_cached(first)  # never used: before all others
     units = shelf.memory.allocate_units(8)
     assert units is not None
     for _ in range(2):
         shelf.order.finished(None, None)  # time goes on
     shelf.memory.release_units(units)  # blank from now on, behind the two blocks
-    assert shelf.order.make_room(Need(units=1))
+    assert shelf.order.make_room(Pieces(units=1))
     assert (shelf.is_cached(first), shelf.is_cached(second)) == (False, True)
     assert shelf.memory.unit_pool.free == 9
     shelf.memory.allocate_units(1)  # the page of the first block
-    assert shelf.order.make_room(Need(units=1)) and not shelf.is_cached(second)
+    assert shelf.order.make_room(Pieces(units=1)) and not shelf.is_cached(second)
 
 
 def test_a_hit_puts_a_path_to_the_end_of_the_queue() -> None:
@@ -72,14 +75,14 @@ def test_a_hit_puts_a_path_to_the_end_of_the_queue() -> None:
     first, second = shelf.leave("a"), shelf.leave("b")
     shelf.tree.unlock(shelf.tree.lock(first))
     shelf.order.finished(first, None)
-    assert shelf.order.make_room(Need(units=9))
+    assert shelf.order.make_room(Pieces(units=9))
     assert (shelf.is_cached(first), shelf.is_cached(second)) == (True, False)
 
 
 def test_of_two_released_together_the_checkpoint_goes_first() -> None:
     shelf = Shelf()
     node = shelf.leave("a", checkpoint=True)
-    assert shelf.order.make_room(Need(units=9))
+    assert shelf.order.make_room(Pieces(units=9))
     assert node.checkpoint is None and shelf.is_cached(node) and shelf.order.broken == 0
 
 
@@ -89,11 +92,11 @@ def test_what_is_kept_yields_when_nothing_else_is_left(keep: str) -> None:
     kept = checkpoint_of(shelf.leave("a", checkpoint=True))
     later = shelf.leave("b", checkpoint=True)
     getattr(shelf.order, keep)(kept)
-    assert shelf.order.make_room(Need(units=8), LIKELY)
+    assert shelf.order.make_room(Pieces(units=8), LIKELY)
     assert kept.owner is not None and not shelf.is_cached(later)
-    assert not shelf.order.make_room(Need(units=10), LIKELY)
+    assert not shelf.order.make_room(Pieces(units=10), LIKELY)
     assert kept.owner is not None
-    assert shelf.order.make_room(Need(units=10)) and kept.owner is None
+    assert shelf.order.make_room(Pieces(units=10)) and kept.owner is None
     counts = shelf.order.counts
     assert counts.retained_given_up + counts.pins_given_up == 1
 
@@ -106,7 +109,7 @@ def test_what_is_not_retained_any_more_is_released_then() -> None:
     shelf.order.unretain(kept)  # its producer ends: it is released, and then its KV
     assert isinstance(kept.owner, Node)
     shelf.order.finished(kept.owner, None)
-    shelf.order.make_room(Need(units=7))
+    shelf.order.make_room(Pieces(units=7))
     assert kept.owner is not None and later.owner is None
 
 
@@ -134,3 +137,38 @@ def test_runs_keep_the_books(arm: Arm) -> None:
     assert scheduler.outcome.served == 50
     if arm.organization != "D0":  # where KV can run short alone, it takes its checkpoints along
         assert orders[-1].broken == 0
+
+
+def served(arm: Arm, serving: Serving) -> Scheduler:
+    scheduler = Scheduler(replace(setting(arm, FEW), serving=serving), workload(arm, FEW).requests(1))
+    scheduler.run()
+    return scheduler
+
+
+def test_who_leaves_a_boundary_takes_a_new_state_and_preempts_for_it() -> None:
+    """On little memory, where SGLang with the plugin goes on in place and leaves no checkpoint."""
+    crowded = Arm("S2", 30, rate=9.0)
+    insisting, yielding = served(crowded, SOURCE), served(crowded, SOURCE._replace(insists=False))
+    assert insisting.core.live.counts.checkpoints_skipped <= 1
+    assert yielding.core.live.counts.checkpoints_skipped > 50
+    assert insisting.outcome.preemptions > yielding.outcome.preemptions
+
+
+def test_what_is_retained_is_not_free_for_those_who_wait() -> None:
+    arm = Arm("S2", 83, retention=True)
+    scheduler = Scheduler(setting(arm, FEW), workload(arm, FEW).requests(1))
+    while not scheduler.core.lifetime.kept().checkpoints:
+        assert scheduler.step()
+    core = scheduler.core
+    kept = core.lifetime.kept()
+    rules = SourcePass(core, Need.CHUNK, scheduler.prefilling, scheduler.running)
+    whole = core.organization.units_reclaimable() * core.grid
+
+    def most_that_fits() -> int:
+        job = next(iter(scheduler.running))
+        return max(tokens for tokens in range(0, whole, core.grid) if rules.fits(job, 0, tokens))
+
+    with_retention = most_that_fits()
+    core.lifetime.kept = lambda: Pieces()  # type: ignore[method-assign]
+    pages = kept.units + core.organization.unit_equivalent(kept.checkpoints)
+    assert most_that_fits() - with_retention == pages * core.grid > 0

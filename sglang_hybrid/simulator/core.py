@@ -12,6 +12,7 @@ from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.live import LiveState, LiveStates
 from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.order import Limit
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match
 from sglang_hybrid.simulator.job import Job
@@ -20,6 +21,15 @@ from sglang_hybrid.simulator.setting import Setting
 
 STATES = 2
 """States that a lone request may need at once: its live one, and the one that it starts from."""
+
+
+class InsistentStates(LiveStates):
+    """A checkpoint is never skipped as long as anything can be evicted for it."""
+
+    def _take_spare(self, limit: Limit) -> Checkpoint | None:
+        if not self.lifetime.make_room(Need(checkpoints=1)):
+            return None
+        return self.organization.allocate_checkpoint()
 
 
 class Core:
@@ -32,7 +42,9 @@ class Core:
         self.tree = GridTree(self.organization, digest_bytes=DIGEST_BYTES)
         self.lifetime = setting.order(self.tree)
         self.lifetime.on_given_up = self._given_up
-        self.live = LiveStates(
+        self.insists = setting.serving.insists
+        states = InsistentStates if self.insists else LiveStates
+        self.live = states(
             self.tree,
             self.lifetime,
             setting.make_placement(self.organization),

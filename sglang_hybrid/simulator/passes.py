@@ -17,7 +17,7 @@ MOST_EXPECTED = 4096
 
 
 class SourcePass:
-    """Own need, one live state and, while others run, the headroom."""
+    """Own need, one live state and, while others run, the headroom beside what pins and retention keep."""
 
     is_open = True
     preempts = True
@@ -41,7 +41,9 @@ class SourcePass:
         units = ceil_div(end, core.unit_tokens) - start // core.unit_tokens
         need = Pieces(units + promised, 1 + self._states + core.live.due)
         if self.running:
-            need = need.plus(core.admission.headroom)
+            kept = core.lifetime.kept()
+            need = need.plus(core.admission.headroom).plus(Pieces(units=kept.units))
+            need = need.plus(core.organization.displaced(kept.checkpoints))
         return core.organization.could_fit(need)
 
     def admitted(self, job: Job, tokens: int) -> None:
@@ -51,6 +53,7 @@ class SourcePass:
 
     def goes_on(self, job: Job, tokens: int) -> int:
         """Tokens of the next chunk of a job that prefills already; who finds no memory preempts."""
+        self._states += self.core.insists
         return tokens
 
 

@@ -141,7 +141,7 @@ class Scheduler:
             if not tokens:
                 break
             end = job.position + tokens
-            while rules.preempts and not self.core.take([job], [self.core.units_to(job, end)]):
+            while rules.preempts and not self._granted(job, end):
                 victim = self._victim()
                 self._preempt(victim)
                 chunks = [chunk for chunk in chunks if chunk[0] is not victim]
@@ -149,6 +149,14 @@ class Scheduler:
                     return chunks
             chunks.append((job, end))
         return chunks
+
+    def _granted(self, job: Job, end: int) -> bool:
+        """Take the units of a further chunk, if there is a state to leave the boundary with too."""
+        core = self.core
+        units = core.units_to(job, end)
+        if not core.organization.could_fit(Pieces(units, int(core.insists))):
+            return False
+        return core.take([job], [units])
 
     def _adopt(self, job: Job, left: int, rules: SourcePass | EnginePass) -> int | None:
         """Tokens of a job's first chunk; 0 when the step has too few left, None when memory has."""
@@ -232,8 +240,9 @@ class Scheduler:
         return preempted
 
     def _fits_decode(self) -> bool:
-        _, counts = self._wanted(1)
-        return self.core.organization.could_fit(Pieces(sum(counts), self.core.live.forced))
+        core, (_, counts) = self.core, self._wanted(1)
+        states = len(self.decoding.leaving) if core.insists else core.live.forced
+        return core.organization.could_fit(Pieces(sum(counts), states))
 
     def _wanted(self, steps: int) -> tuple[list[Job], list[int]]:
         """Units that so many decode steps take, no further than anybody's next boundary."""

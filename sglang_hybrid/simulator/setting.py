@@ -47,12 +47,15 @@ class Serving(NamedTuple):
     otherwise chunks take the whole budget and every boundary inside that the placement wants leaves one."""
     need: Need
     victim: Victim
+    insists: bool
+    """Who leaves a boundary takes a new state, and preempts for it; otherwise it goes on in place, and leaves
+    no checkpoint, where memory is short."""
 
 
-SOURCE = Serving(mixed=True, aligned=True, need=Need.CHUNK, victim=Victim.LAST)
+SOURCE = Serving(mixed=True, aligned=True, need=Need.CHUNK, victim=Victim.LAST, insists=True)
 """vLLM V1 with checkpoints where chunks end, as the source changed it."""
 
-ENGINE = Serving(mixed=False, aligned=False, need=Need.ANSWER, victim=Victim.LEAST)
+ENGINE = Serving(mixed=False, aligned=False, need=Need.ANSWER, victim=Victim.LEAST, insists=False)
 """SGLang 0.5.23 with the plugin, its scheduler's defaults."""
 
 
