@@ -77,6 +77,13 @@ def test_marconi_weighs_recency_alone_without_alpha_and_saved_work_with_it() -> 
         assert chosen is not None and chosen.owner.depth == first, alpha  # type: ignore[attr-defined]
 
 
+def test_a_hit_refreshes_what_it_used() -> None:
+    long, short = tuple(range(1, 13)), (100, 101)
+    replay = served(marconi(0.0), [long, short, (*long, 13)], pages=200)
+    chosen = replay.lifetime._idle.take(Tier.PINNED)
+    assert chosen is not None and chosen.owner.depth == 2  # type: ignore[attr-defined]
+
+
 def test_marconi_keeps_a_node_with_two_children() -> None:
     replay = served(marconi(0.0), [(1, 2, 3, 4), (1, 2, 8, 9), (1, 2, 6, 7)], pages=200)
     order = replay.lifetime._idle

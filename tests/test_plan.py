@@ -59,6 +59,24 @@ def test_the_search_finds_the_best(machine: Machine, world: int) -> None:
     assert searched < len(candidates)
 
 
+class Hidden(Table):
+    """A layout that is good with its own placement and headroom alone: no ranking of layouts shows it."""
+
+    def _simulate(self, candidate: Candidate, seed: int) -> Run:
+        with_it = (candidate.headroom, candidate.checkpoints) == (0.45, "branch")
+        cost = {("S2", 256): 0.95, ("S2", 512): 0.9}.get(candidate[:2], 1.5) if with_it else 1.2
+        if not with_it and candidate[:2] == ("S2", 256):
+            cost = 1.0 - 0.1 * candidate.headroom
+        if not with_it and candidate[:2] == ("S2", 512):
+            cost = 2.0
+        return Run(cost, 1.0, 1.0, 0.5, 1.0, 0.0, 0, 0)
+
+
+def test_the_search_steps_to_a_better_neighbour(machine: Machine) -> None:
+    found = search(Hidden(machine, 0), choices(machine).candidates).best
+    assert found == Candidate("S2", 512, tight=True, headroom=0.45, checkpoints="branch")
+
+
 class Equal(Table):
     """Nothing matters."""
 

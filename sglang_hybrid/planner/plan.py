@@ -124,9 +124,9 @@ def recommend(race: Race, candidates: Sequence[Candidate]) -> Found:
 
 
 def _preferred(race: Race, found: Found, seeds: Sequence[int], tokens: int) -> Candidate:
-    """Of those as good as the best, to half the noise: fewest flags, then most requests at once."""
+    """Of those as good as the best: fewest flags, then most requests at once."""
     machine = race.machine
-    equal = [one for one in found.compared if race.excess(one, found.best, seeds).mean <= NOISE / 2]
+    equal = [one for one in found.compared if race.excess(one, found.best, seeds).mean <= NOISE]
 
     def preference(one: Candidate) -> tuple[int, int, float]:
         return one.flags(machine.native), -_line(machine, one, tokens).capacity.holds, race.score(one, seeds)
