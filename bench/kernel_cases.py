@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from sglang_hybrid.kernels import ArenaTable, CheckpointSpans, Route, Segments, plan_segments
-from sglang_hybrid.kernels.samples import Cell, Mixer, make_cell
+from sglang_hybrid.kernels.samples import Cell, DeltaInputs, Mixer, delta_inputs, make_cell
 
 BF16 = torch.bfloat16
 WORK_BYTES = 512 << 20
@@ -35,6 +35,7 @@ class Case(NamedTuple):
     conv_x: torch.Tensor
     conv_weight: torch.Tensor
     conv_bias: torch.Tensor
+    delta: DeltaInputs
     segments: Segments | None
     """Of a prefill; its inputs have a row a token, those of a decode step one a request."""
     table: ArenaTable
@@ -102,7 +103,8 @@ def make_case(
         x.view(rows, mixer.heads, mixer.dim), normal(rows, mixer.heads),
         b.view(rows, mixer.groups, mixer.size), c.view(rows, mixer.groups, mixer.size),
         -torch.rand(mixer.heads, device=device), normal(2, mixer.heads),
-        normal(rows, mixer.channels), normal(mixer.channels, 4), normal(mixer.channels), segments,
+        normal(rows, mixer.channels), normal(mixer.channels, 4), normal(mixer.channels),
+        delta_inputs(mixer, rows, BF16, device), segments,
         ArenaTable(cell.arenas.state_buffers),
     )  # fmt: skip
 
@@ -115,6 +117,12 @@ def state_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tens
         case.cell.arenas.state(case.cell.layer), src, dst, case.x, case.dt, case.a, case.b, case.c,
         d=d, dt_bias=bias, dt_softplus=True,
     )  # fmt: skip
+
+
+def delta_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tensor:
+    """One `delta_update` of the route."""
+    src, dst, _, _ = case.maps(index, forked)
+    return route.delta_update(case.cell.arenas.state(case.cell.layer), src, dst, *case.delta)
 
 
 def conv_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tensor:
@@ -132,6 +140,13 @@ def scan_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tenso
         case.cell.arenas.state(case.cell.layer), src, dst, case.x, case.dt, case.a, case.b, case.c,
         case.segments, d=d, dt_bias=bias, dt_softplus=True,
     )  # fmt: skip
+
+
+def delta_scan_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tensor:
+    """One `paged_delta_scan` of the route."""
+    src, dst, _, _ = case.maps(index, forked)
+    view = case.cell.arenas.state(case.cell.layer)
+    return route.paged_delta_scan(view, src, dst, *case.delta, case.segments)
 
 
 def prefill_conv_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tensor:
@@ -167,6 +182,8 @@ class Operation(NamedTuple):
     in_place: bool = True
     written: torch.dtype | None = None
     """Dtype of what it writes; None: the state's."""
+    delta: bool | None = None
+    """Of layers of the gated delta rule, of others, or of both."""
 
 
 def state_bytes(mixer: Mixer, dtype: torch.dtype) -> int:
@@ -189,10 +206,17 @@ def checkpoint_bytes(mixer: Mixer, dtype: torch.dtype) -> int:
     return mixer.stripes * (state_bytes(mixer, dtype) + window_bytes(mixer, dtype)) // 2
 
 
+def scan_bytes(mixer: Mixer, dtype: torch.dtype) -> int:
+    """A layer's recurrent state, its inputs and its output."""
+    return state_bytes(mixer, dtype) + token_bytes(mixer, mixer.inner)
+
+
 OPERATIONS = {
-    "state_update": Operation(state_step, state_bytes),
+    "state_update": Operation(state_step, state_bytes, delta=False),
+    "delta_update": Operation(delta_step, state_bytes, delta=True),
     "conv_update": Operation(conv_step, window_bytes, written=BF16),
-    "paged_scan": Operation(scan_step, lambda m, t: state_bytes(m, t) + token_bytes(m, m.inner), True),
+    "paged_scan": Operation(scan_step, scan_bytes, True, delta=False),
+    "paged_delta_scan": Operation(delta_scan_step, scan_bytes, True, delta=True),
     "paged_conv": Operation(
         prefill_conv_step, lambda m, t: window_bytes(m, t) + token_bytes(m, m.channels), True, written=BF16
     ),

@@ -28,6 +28,7 @@ SHAPES: dict[str, tuple[Mixer, torch.dtype]] = {
     "Falcon-H1-7B bf16": (FALCON_H1_7B, BF16),
     "Falcon-H1-7B fp32": (FALCON_H1_7B, FP32),
     "Qwen3-Next fp32": (QWEN3_NEXT, FP32),
+    "Qwen3-Next bf16": (QWEN3_NEXT, BF16),
 }
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MEMORIES = ("D0", "S0", "S1", "S2")
@@ -96,7 +97,7 @@ def measure(
     """All variants of an operation at one shape."""
     mixer, dtype = SHAPES[shape]
     reference = choose("torch", device)
-    step, request_bytes, prefill, _, written = OPERATIONS[operation]
+    step, request_bytes, prefill, _, written, _ = OPERATIONS[operation]
     tokens = PREFILL_TOKENS if prefill else None
     moved = request_bytes(mixer, dtype)
     for batch in batches:
@@ -124,6 +125,11 @@ def measure(
             del case, run
             if device == "cuda":
                 torch.cuda.empty_cache()
+
+
+def served(operation: str, shape: str) -> bool:
+    """Whether layers of this shape have this operation."""
+    return OPERATIONS[operation].delta in (None, SHAPES[shape][0].delta)
 
 
 def summary(results: list[Result]) -> Iterator[str]:
@@ -172,6 +178,9 @@ def main() -> None:
     if not all(size.isdigit() and int(size) > 0 for size in options.batch.split(",")):
         parser.error(f"--batch {options.batch} is no comma list of positive numbers")
     batches = [int(size) for size in options.batch.split(",")]
+    pairs = [(operation, shape) for operation in operations for shape in shapes if served(operation, shape)]
+    if not pairs:
+        parser.error(f"layers of {options.shape} have no {options.operation}")
     if not torch.cuda.is_available():
         reason = "No CUDA device is visible, so the kernels were not timed."
         print(json.dumps({"skipped": reason}) if options.json else reason)
@@ -182,16 +191,15 @@ def main() -> None:
         print(f"{card}: copy {bandwidth / 1e12:.2f} TB/s, read and written")
         print(f"{'operation':<18}{'shape':<20}{'variant':<21}{'batch':>6}{'us':>10}{'GB/s':>9}{'of copy':>9}")
     results = []
-    for operation in operations:
-        for shape in shapes:
-            for row in measure(operation, shape, batches, bandwidth):
-                results.append(row)
-                if not options.json:
-                    print(
-                        f"{row.operation:<18}{row.shape:<20}{row.variant:<21}{row.batch:>6}"
-                        f"{row.median_us:>10.2f}{row.gb_per_s:>9.0f}{row.copy_share:>9.1%}",
-                        flush=True,
-                    )
+    for operation, shape in pairs:
+        for row in measure(operation, shape, batches, bandwidth):
+            results.append(row)
+            if not options.json:
+                print(
+                    f"{row.operation:<18}{row.shape:<20}{row.variant:<21}{row.batch:>6}"
+                    f"{row.median_us:>10.2f}{row.gb_per_s:>9.0f}{row.copy_share:>9.1%}",
+                    flush=True,
+                )
     if not options.json:
         print("\n".join(summary(results)))
     else:

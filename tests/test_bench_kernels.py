@@ -33,7 +33,11 @@ def test_it_skips_with_a_sentence(
         (("--batch", "1,x"), "--batch 1,x is no comma list of positive numbers"),
         (("--batch", "0"), "--batch 0 is no comma list of positive numbers"),
         (("--shape", "Falcon"), "--shape Falcon is unknown; choose among Falcon-H1-7B bf16"),
-        (("--operation", "scan"), "--operation scan is unknown; choose among state_update, conv_update"),
+        (("--operation", "scan"), "--operation scan is unknown; choose among state_update, delta_update"),
+        (
+            ("--operation", "paged_scan,state_update", "--shape", "Qwen3-Next fp32"),
+            "layers of Qwen3-Next fp32 have no paged_scan,state_update",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(

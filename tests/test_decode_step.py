@@ -6,6 +6,8 @@ what a layer does under capture.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -15,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sglang_hybrid.engine.gdn_mixer import HybridGDNBackend
 from sglang_hybrid.engine.mixer import HybridMamba2Backend
 from sglang_hybrid.engine.requests import GridRequests, PageMaps
 from sglang_hybrid.kernels import choose
@@ -63,8 +66,8 @@ def storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def backend(route: str) -> Any:
-    """The mixer's backend over an arena of S2, without a model runner."""
+def backend(route: str, kind: type = HybridMamba2Backend) -> Any:
+    """A mixer's backend over an arena of S2, without a model runner."""
     cell = make_cell(MIXER, "S2", torch.float32, grid=512, batch=ROWS, conv_dtype=torch.float32)
     requests = object.__new__(GridRequests)
     requests.arenas, requests.mamba_map = cell.arenas, {0: 0}
@@ -73,7 +76,7 @@ def backend(route: str) -> Any:
     requests.maps.dst_pages.copy_(cell.dst_map)
     requests.maps.src_lines.copy_(cell.src_line)
     requests.maps.dst_lines.copy_(cell.dst_line)
-    made = object.__new__(HybridMamba2Backend)
+    made = object.__new__(kind)
     made.device = "cpu"
     made.attach(SimpleNamespace(req_to_token_pool=requests))
     made.route = choose(route, "cuda")
@@ -122,34 +125,70 @@ def mixer() -> Any:
     )  # fmt: skip
 
 
-def layer(route: str) -> tuple[Trace, list[Launch]]:
-    """The operations and launches of a layer's decode step; the launches are not run."""
+def delta_layer() -> Any:
+    """The parameters that a decode step reads of a gated delta rule layer, four heads over one of keys."""
+    return SimpleNamespace(
+        layer_id=0, q_dim=MIXER.size, k_dim=MIXER.size, v_dim=MIXER.inner, num_q_heads=1, num_k_heads=1,
+        num_v_heads=4, head_q_dim=MIXER.size, head_k_dim=MIXER.size, head_v_dim=MIXER.dim, bias=None,
+        activation="silu", conv_weights=torch.rand(MIXER.channels, 4),
+        A_log=torch.rand(4), dt_bias=torch.rand(4),
+    )  # fmt: skip
+
+
+def mamba2_step(route: str) -> Callable[[], object]:
+    """A decode step of three requests, the last a padding row."""
     made, given = backend(route), mixer()
     made.init_forward_metadata_out_graph(batch(1, 2, 0))
     row = torch.randn(3, MIXER.inner + MIXER.channels + MIXER.heads)
     _, conv_in, dt = torch.split(row, [MIXER.inner, MIXER.channels, MIXER.heads], 1)
+    return partial(made._decode, given, 0, conv_in, dt, made.forward_metadata)
+
+
+def delta_step(route: str, raw: bool = False) -> Callable[[], object]:
+    """Likewise; from `raw` projections, as a fused decode step on CUDA brings them."""
+    made, given = backend(route, HybridGDNBackend), delta_layer()
+    made.init_forward_metadata_out_graph(batch(1, 2, 0))
+    qkvz, ba = torch.randn(3, MIXER.channels + MIXER.inner), torch.randn(3, 2 * MIXER.heads)
+    if raw:
+        return partial(made.forward_decode, given, None, (qkvz, ba), None, None)
+    b, a = ba.chunk(2, 1)
+    return partial(made.forward_decode, given, None, qkvz[:, : MIXER.channels], a, b)
+
+
+def traced(step: Callable[[], object]) -> tuple[Trace, list[Launch]]:
+    """The operations and launches of a layer's decode step; the launches are not run."""
     launches: list[Launch] = []
 
     def record(launch: Launch) -> None:
         launches.append(launch)
 
     with mock.patch.object(Launch, "run", record), Trace() as trace:
-        made._decode(given, 0, conv_in, dt, made.forward_metadata)
+        step()
     return trace, launches
 
 
-def test_a_layer_makes_its_outputs_and_nothing_else() -> None:
-    trace, launches = layer("triton")
+@pytest.mark.parametrize(
+    ("step", "kernel"),
+    [
+        (mamba2_step, "state_update_kernel"),
+        (delta_step, "delta_update_kernel"),
+        (partial(delta_step, raw=True), "delta_update_kernel"),
+    ],
+    ids=["mamba2", "delta", "delta, raw"],
+)
+def test_a_layer_makes_its_outputs_and_nothing_else(step: Callable[[str], Any], kernel: str) -> None:
+    trace, launches = traced(step("triton"))
     assert [tuple(made.shape) for made in trace.made] == [(3, MIXER.channels), (3, MIXER.heads, MIXER.dim)]
     assert not trace.waits(), trace.operations
-    assert [launch.kernel.__name__ for launch in launches] == ["conv_update_kernel", "state_update_kernel"]
+    assert [launch.kernel.__name__ for launch in launches] == ["conv_update_kernel", kernel]
     read = {storage(value) for launch in launches for value in launch.args.values() if torch.is_tensor(value)}
     assert {storage(made) for made in trace.made} <= read
 
 
-def test_the_torch_route_waits_for_nothing_either() -> None:
+@pytest.mark.parametrize("step", [mamba2_step, delta_step])
+def test_the_torch_route_waits_for_nothing_either(step: Callable[[str], Any]) -> None:
     """It allocates, as the reference may."""
-    trace, launches = layer("torch")
+    trace, launches = traced(step("torch"))
     assert not trace.waits(), trace.operations
     assert not launches and trace.made
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_hybrid.kernels import KernelError, choose, gates
+from sglang_hybrid.kernels import KernelError, choose, plan_segments
 from sglang_hybrid.platforms import gdn_ops
 from sglang_hybrid.pools.views import ConvView, StateView
 from tests.support.delta import DeltaInputs, recur
@@ -28,7 +28,7 @@ def test_scan_and_update_in_a_stock_pool() -> None:
     slots = torch.tensor([3, 1], dtype=torch.int32)
     some = inputs.part(0, 7)
     y, nothing, chunks = gdn_ops.chunk_gated_delta_rule(
-        some.q[None], some.k[None], some.v[None], some.g[None], some.beta[None],
+        some.q[None], some.k[None], some.v[None], some.decay.float()[None], some.strength.float()[None],
         initial_state=pool, initial_state_indices=slots, cu_seqlens=torch.tensor([0, 5, 7]),
         head_first=False, use_qk_l2norm_in_kernel=True, inplace_update=True,
     )  # fmt: skip
@@ -39,21 +39,13 @@ def test_scan_and_update_in_a_stock_pool() -> None:
         assert relative_error(pool[slot], want[-1]) < 2e-6
     assert torch.equal(pool[[0, 2]], before[[0, 2]])
 
-    mixed = torch.randn(2, 2 * GROUPS * SIZE + HEADS * DIM)
-    a, b, a_log, dt_bias = (
-        torch.randn(2, HEADS),
-        torch.randn(2, HEADS),
-        torch.randn(HEADS),
-        torch.randn(HEADS),
-    )
-    q, k, v = mixed.split([GROUPS * SIZE, GROUPS * SIZE, HEADS * DIM], dim=1)
-    step = DeltaInputs(
-        q.view(2, GROUPS, SIZE), k.view(2, GROUPS, SIZE), v.view(2, HEADS, DIM), *gates(a, b, a_log, dt_bias)
-    )
+    step = inputs.part(7, 9)
+    mixed = torch.cat([step.q.flatten(1), step.k.flatten(1), step.v.flatten(1)], 1)
     before, out = pool.clone(), torch.empty(2, 1, HEADS, DIM)
     gdn_ops.fused_recurrent_gated_delta_rule_packed_decode(
-        mixed_qkv=mixed, a=a, b=b, A_log=a_log, dt_bias=dt_bias, scale=SIZE**-0.5, initial_state=pool,
-        out=out, ssm_state_indices=torch.tensor([1, -1], dtype=torch.int32), use_qk_l2norm_in_kernel=True,
+        mixed_qkv=mixed, a=step.a, b=step.b, A_log=step.a_log, dt_bias=step.dt_bias, scale=SIZE**-0.5,
+        initial_state=pool, out=out, ssm_state_indices=torch.tensor([1, -1], dtype=torch.int32),
+        use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
     want_y, want = recur(step.part(0, 1), before[1], torch.float32)
     assert relative_error(out[0], want_y) < 2e-6 and relative_error(pool[1], want[0]) < 2e-6
@@ -107,28 +99,72 @@ def test_replacements_reach_whoever_imported_a_name(monkeypatch: pytest.MonkeyPa
         assert definition.fused_gdn_gating is user.fused_gdn_gating is gdn_ops.fused_gdn_gating
 
 
+def delta_layer(inputs: DeltaInputs) -> Any:
+    """What our backend reads of a layer, weights of `inputs`; its convolution passes its input on."""
+    keys, values = GROUPS * SIZE, HEADS * DIM
+    taps = torch.zeros(2 * keys + values, 4)
+    taps[:, 3] = 1.0
+    return SimpleNamespace(
+        layer_id=7, q_dim=keys, k_dim=keys, v_dim=values, num_q_heads=GROUPS, num_k_heads=GROUPS,
+        num_v_heads=HEADS, head_q_dim=SIZE, head_k_dim=SIZE, head_v_dim=DIM, bias=None, activation=None,
+        conv_weights=taps, A_log=inputs.a_log, dt_bias=inputs.dt_bias,
+    )  # fmt: skip
+
+
+def delta_backend(rows: torch.Tensor, lines: torch.Tensor) -> Any:
+    """Our backend over one layer's pages and lines, a page a state."""
+    from sglang_hybrid.engine.gdn_mixer import HybridGDNBackend
+
+    backend = object.__new__(HybridGDNBackend)
+    backend.route = choose("torch", "cpu")
+    backend.states, backend.convs = {7: StateView(rows, 0, HEADS, DIM)}, {7: ConvView(lines)}
+    return backend
+
+
+def test_prefill_of_our_backend() -> None:
+    """Two sequences, one resumed: y and the states at a boundary and at the ends.  Rows behind the batch's
+    tokens are padding (here NaN) and no part of the result."""
+    from sglang_hybrid.engine.page_maps import ExtendMaps
+
+    torch.manual_seed(4)
+    inputs = DeltaInputs.random(16, HEADS, GROUPS, DIM, SIZE)
+    mixed = torch.cat([inputs.q.flatten(1), inputs.k.flatten(1), inputs.v.flatten(1)], 1)
+    a, b = inputs.a.clone(), inputs.b.clone()
+    mixed[14:] = a[14:] = b[14:] = float("nan")
+    pages, lines = torch.full((8, HEADS * DIM, SIZE), float("nan")), torch.zeros(8, mixed.shape[1], 3)
+    pages[3] = torch.randn(HEADS * DIM, SIZE)
+    before = pages.clone()
+    backend = delta_backend(pages, lines)
+    segments = plan_segments([0, 11, 14], [0, 8], 8)
+    source, target = torch.tensor([-1, 3]), torch.tensor([5, 6, 7])
+    backend.forward_metadata = ExtendMaps(segments, source[:, None], source, target[:, None], target)
+    y = backend.forward_extend(delta_layer(inputs), None, mixed, a, b)
+    assert y.shape == (1, 14, HEADS, DIM)
+    for begin, end, initial, emitted in (
+        (0, 11, torch.zeros(HEADS, DIM, SIZE), {8: 5, 11: 6}),
+        (11, 14, before[3].view(HEADS, DIM, SIZE), {3: 7}),
+    ):
+        want_y, want = recur(inputs.part(begin, end), initial, torch.float32)
+        assert relative_error(y[0, begin:end], want_y) < 2e-6
+        for tokens, page in emitted.items():
+            assert relative_error(pages[page].view(HEADS, DIM, SIZE), want[tokens - 1]) < 2e-6
+    assert torch.equal(pages[3], before[3])
+
+
 def test_raw_projections_of_a_cuda_decode_step() -> None:
     """`SGLANG_ENABLE_GDN_DECODE_FUSED_PROJ_CONV` hands the backend what the layer's projections gave."""
-    from sglang_hybrid.engine.gdn_mixer import HybridGDNBackend
     from sglang_hybrid.engine.page_maps import DecodeMaps
 
     torch.manual_seed(3)
     keys, values = GROUPS * SIZE, HEADS * DIM
-    layer: Any = SimpleNamespace(
-        layer_id=7, q_dim=keys, k_dim=keys, v_dim=values, num_q_heads=GROUPS, num_k_heads=GROUPS,
-        num_v_heads=HEADS, head_q_dim=SIZE, head_k_dim=SIZE, head_v_dim=DIM, bias=None, activation="silu",
-        conv_weights=torch.randn(2 * keys + values, 4), A_log=torch.randn(HEADS), dt_bias=torch.randn(HEADS),
-    )  # fmt: skip
+    layer = delta_layer(DeltaInputs.random(1, HEADS, GROUPS, DIM, SIZE))
     pages, lines = torch.randn(5, values, SIZE), torch.randn(5, 2 * keys + values, 3)
     qkv, z = torch.randn(2, 2 * keys + values), torch.randn(2, HEADS, DIM)
     b, a = torch.randn(2, HEADS), torch.randn(2, HEADS)
 
     def step(mixed: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        backend = object.__new__(HybridGDNBackend)
-        backend.route = choose("torch", "cpu")
         rows, windows = pages.clone(), lines.clone()
-        backend.states = {7: StateView(rows, 0, HEADS, DIM)}
-        backend.convs = {7: ConvView(windows)}
+        backend = delta_backend(rows, windows)
         source, target = torch.tensor([1, 2]), torch.tensor([3, 4])
         backend.forward_metadata = DecodeMaps(source[:, None], source, target[:, None], target)
         return backend.forward_decode(layer, None, mixed, a, b), rows, windows

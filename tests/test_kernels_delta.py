@@ -1,11 +1,20 @@
 """The gated delta rule equals its recurrence, hands out boundary states, and resumes bit for bit."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 
-from sglang_hybrid.kernels import KernelError, Segments, delta_scan, delta_update, gates, plan_segments
+from sglang_hybrid.kernels import (
+    KernelError,
+    Segments,
+    delta_scan,
+    delta_update,
+    gates,
+    paged_delta_scan,
+    plan_segments,
+)
 from sglang_hybrid.pools.views import StateView
 from tests.support.delta import DeltaInputs, recur
 from tests.support.paged_state import BASE as PAGED_BASE
@@ -58,9 +67,8 @@ def starts_of(lengths: tuple[int, ...]) -> list[int]:
 def run(
     inputs: DeltaInputs, cut: Segments, initial: torch.Tensor | None, stored: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return delta_scan(
-        inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, cut, initial_states=initial, state_dtype=stored
-    )
+    g, beta = gates(inputs.a, inputs.b, inputs.a_log, inputs.dt_bias)
+    return delta_scan(inputs.q, inputs.k, inputs.v, g, beta, cut, initial_states=initial, state_dtype=stored)
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["resumed", "fresh"])
@@ -128,7 +136,7 @@ def test_padding_slots_do_not_mix() -> None:
     """Padding slots point at the batch's first token; a poisoned one must stay where it is."""
     torch.manual_seed(5)
     inputs = DeltaInputs.random(20, 2, 1, 4, 8)
-    for tensor in (inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta):
+    for tensor in (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b):
         tensor[0] = float("nan")
     y, states = run(inputs, plan_segments([0, 7, 20], [0, 0], 8), None)
     assert torch.isfinite(y[7:]).all() and torch.isfinite(states[1:]).all()
@@ -156,7 +164,7 @@ def test_update_equals_the_recurrence(name: str, place: str) -> None:
     for page_map, state in zip(source, states, strict=True):
         pages.put(page_map, state)
     before = pages.arena.clone()
-    y = delta_update(pages.view, source, target, inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
+    y = delta_update(pages.view, source, target, **vars(inputs))
     for row, state in enumerate(states):
         want_y, want = recur(inputs.part(row, row + 1), state, case.stored)
         assert relative_error(y[row], want_y[0]) < 2e-6
@@ -178,7 +186,7 @@ def test_update_with_fresh_skipped_and_padding_rows() -> None:
     target[2, 0] = -1
     source[3:] = target[3:] = 0
     before = pages.arena.clone()
-    y = delta_update(pages.view, source, target, inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
+    y = delta_update(pages.view, source, target, **vars(inputs))
     for row, state in ((0, first), (1, torch.zeros_like(first)), (2, third)):
         want_y, want = recur(inputs.part(row, row + 1), state, torch.float32)
         assert relative_error(y[row], want_y[0]) < 2e-6
@@ -196,9 +204,7 @@ def test_a_row_of_the_batch_does_not_depend_on_the_others() -> None:
 
     def step(rows: slice) -> torch.Tensor:
         some = inputs.part(rows.start, rows.stop)
-        return delta_update(
-            pages.view, pages.maps[:7][rows], pages.maps[7:][rows], some.q, some.k, some.v, some.g, some.beta
-        )
+        return delta_update(pages.view, pages.maps[:7][rows], pages.maps[7:][rows], **vars(some))
 
     together = step(slice(0, 7))
     for row in range(7):
@@ -211,8 +217,7 @@ def test_update_never_waits_for_the_device() -> None:
         inputs = DeltaInputs.random(3, 4, 2, 6, 8)
         maps = torch.zeros(3, 2, dtype=torch.int32)
         view = StateView(torch.zeros(9, 12, 8), 0, 4, 6)
-        g, beta = gates(inputs.g, inputs.beta, torch.zeros(4), torch.zeros(4))
-        assert delta_update(view, maps, maps, inputs.q, inputs.k, inputs.v, g, beta).shape == (3, 4, 6)
+        assert delta_update(view, maps, maps, **vars(inputs)).shape == (3, 4, 6)
 
 
 def test_an_empty_batch_gives_nothing() -> None:
@@ -226,9 +231,11 @@ def test_an_empty_batch_gives_nothing() -> None:
         ("q", (80, 2, 16), r"q has shape \[80, 2, 16\], needs \[81, \*, \*\]"),
         ("k", (81, 2, 15), r"k has shape \[81, 2, 15\], needs \[81, 2, 16\]"),
         ("v", (81, 24), r"v has shape \[81, 24\], needs \[81, \*, \*\]"),
-        ("v", (81, 3, 6), r"g has shape \[81, 4\], needs \[81, 3\]"),
-        ("g", (81, 4, 1), r"g has shape \[81, 4, 1\], needs \[81, 4\]"),
-        ("beta", (81, 2), r"beta has shape \[81, 2\], needs \[81, 4\]"),
+        ("v", (81, 2, 6), r"g has shape \[81, 4\], needs \[81, 2\]"),
+        ("a", (81, 4, 1), r"a has shape \[81, 4, 1\], needs \[\*, \*\]"),
+        ("b", (81, 2), r"b has shape \[81, 2\], needs \[81, 4\]"),
+        ("a_log", (4, 1), r"A_log has shape \[4, 1\], needs \[4\]"),
+        ("dt_bias", (3,), r"dt_bias has shape \[3\], needs \[4\]"),
     ],
 )
 def test_a_wrong_tensor_is_named(field: str, shape: tuple[int, ...], message: str) -> None:
@@ -244,7 +251,29 @@ def test_groups_states_and_views_are_checked() -> None:
     inputs = DeltaInputs.random(3, 4, 2, 6, 8)
     with pytest.raises(KernelError, match=r"initial_states has shape \[1, 4, 8, 6\], needs \[1, 4, 6, 8\]"):
         run(inputs, plan_segments([0, 3], [0], 8), torch.zeros(1, 4, 8, 6))
-    maps = torch.zeros(3, 2, dtype=torch.int32)
-    view = StateView(torch.zeros(9, 12, 9), 0, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape", "message"),
+    [
+        ("q", (3, 2, 9), r"k has shape \[3, 2, 8\], needs \[3, 2, 9\]"),
+        ("v", (3, 4, 5), r"v has shape \[3, 4, 5\], needs \[3, 4, 6\]"),
+        ("a", (3, 2), r"a has shape \[3, 2\], needs \[3, 4\]"),
+        ("b", (2, 4), r"b has shape \[2, 4\], needs \[3, 4\]"),
+        ("a_log", (4, 1), r"A_log has shape \[4, 1\], needs \[4\]"),
+        ("dt_bias", (3,), r"dt_bias has shape \[3\], needs \[4\]"),
+    ],
+)
+def test_the_paged_operations_name_a_wrong_tensor(field: str, shape: tuple[int, ...], message: str) -> None:
+    """Both check before they touch a page; so do their Triton launches, with the same function."""
+    inputs = replace(DeltaInputs.random(3, 4, 2, 6, 8), **{field: torch.zeros(shape)})
+    maps, view = torch.zeros(3, 2, dtype=torch.int32), StateView(torch.zeros(9, 12, 8), 0, 4, 6)
+    for run_it in (delta_update, partial(paged_delta_scan, segments=plan_segments([0, 1, 2, 3], [0] * 3, 8))):
+        with pytest.raises(KernelError, match=message):
+            run_it(view, maps, maps, **vars(inputs))
+
+
+def test_the_state_size_is_that_of_the_keys() -> None:
+    maps, view = torch.zeros(3, 2, dtype=torch.int32), StateView(torch.zeros(9, 12, 9), 0, 4, 6)
     with pytest.raises(KernelError, match=r"q has shape \[3, 2, 8\], needs \[3, \*, 9\]"):
-        delta_update(view, maps, maps, inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta)
+        delta_update(view, maps, maps, **vars(DeltaInputs.random(3, 4, 2, 6, 8)))

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 
-from sglang_hybrid import kernels
-from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.page_maps import DecodeMaps, ExtendMaps, PageMapMetadata
 
 if TYPE_CHECKING:
@@ -20,15 +18,13 @@ Projected = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class HybridGDNBackend(PageMapMetadata, GDNAttnBackend):
-    """Stock backend with page maps for metadata, our own convolution and recurrence.
-
-    The convolution goes by the route of `--hybrid-kernels`; the recurrence has torch operations only.
-    """
+    """Stock backend with page maps for metadata and our own convolution and recurrence over a route of
+    `kernels`."""
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self.attach(model_runner)
-        self.route = kernels.choose(settings().kernels, self.device)
+        self.choose_route()
 
     def forward_decode(
         self,
@@ -62,7 +58,6 @@ class HybridGDNBackend(PageMapMetadata, GDNAttnBackend):
         maps = self.forward_metadata
         assert isinstance(maps, ExtendMaps)
         tokens = maps.segments.tokens
-        state = self.states[layer.layer_id]
         conv_out = self.route.paged_conv(
             self.convs[layer.layer_id],
             maps.src_lines,
@@ -73,14 +68,17 @@ class HybridGDNBackend(PageMapMetadata, GDNAttnBackend):
             maps.segments,
             activation=layer.activation,
         )
-        y, states = kernels.delta_scan(
+        y = self.route.paged_delta_scan(
+            self.states[layer.layer_id],
+            maps.src_pages,
+            maps.dst_pages,
             *_heads(layer, conv_out),
-            *kernels.gates(a[:tokens], b[:tokens], layer.A_log, layer.dt_bias),
+            a[:tokens],
+            b[:tokens],
+            layer.A_log,
+            layer.dt_bias,
             maps.segments,
-            initial_states=kernels.read_states(state, maps.src_pages),
-            state_dtype=state.rows.dtype,
         )
-        kernels.write_states(state, maps.dst_pages, states)
         return y[None]
 
     def _decode(
@@ -97,12 +95,15 @@ class HybridGDNBackend(PageMapMetadata, GDNAttnBackend):
             layer.bias,
             activation=layer.activation,
         )
-        y = kernels.delta_update(
+        y = self.route.delta_update(
             self.states[layer.layer_id],
             maps.src_pages,
             maps.dst_pages,
             *_heads(layer, conv_out),
-            *kernels.gates(a, b, layer.A_log, layer.dt_bias),
+            a,
+            b,
+            layer.A_log,
+            layer.dt_bias,
         )
         return y[None]
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
-from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.page_maps import DecodeMaps, ExtendMaps, PageMapMetadata
-from sglang_hybrid.kernels import choose
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-
-logger = logging.getLogger(__name__)
 
 
 class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
@@ -25,8 +20,7 @@ class HybridMamba2Backend(PageMapMetadata, Mamba2AttnBackend):
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self.attach(model_runner)
-        self.route = choose(settings().kernels, self.device)
-        logger.info("Recurrent state goes through %s kernels.", self.route.name)
+        self.choose_route()
 
     # -- forward ----------------------------------------------------------------------------
 

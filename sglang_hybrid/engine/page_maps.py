@@ -6,12 +6,14 @@ which a captured graph refers to: preparing one allocates nothing and waits for 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 
 from sglang_hybrid import kernels
+from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.requests import GridRequests
 from sglang_hybrid.kernels import Segments
 from sglang_hybrid.pools.organization import Checkpoint
@@ -19,6 +21,8 @@ from sglang_hybrid.pools.views import ConvView, StateView
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeMaps(NamedTuple):
@@ -59,6 +63,11 @@ class PageMapMetadata:
             self.states[layer] = requests.arenas.state(index)
             self.convs[layer] = requests.arenas.conv(index)
         self._static = self._buffers(requests.maps.src_pages.shape[0])
+
+    def choose_route(self) -> None:
+        """Take the kernels that `--hybrid-kernels` names; likewise."""
+        self.route = kernels.choose(settings().kernels, self.device)
+        logger.info("Recurrent state goes through %s kernels.", self.route.name)
 
     # -- metadata ---------------------------------------------------------------------------
 

@@ -16,9 +16,11 @@ from sglang_hybrid.kernels.checkpoint_io import (
 )
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.conv_update import conv_update
-from sglang_hybrid.kernels.delta_rule import delta_scan, delta_update, gates
+from sglang_hybrid.kernels.delta_rule import delta_scan, gates
+from sglang_hybrid.kernels.delta_update import delta_update
 from sglang_hybrid.kernels.dispatch import ROUTES, Route, choose, why_not
 from sglang_hybrid.kernels.paged_conv import paged_conv
+from sglang_hybrid.kernels.paged_delta_scan import paged_delta_scan
 from sglang_hybrid.kernels.paged_scan import paged_scan
 from sglang_hybrid.kernels.segments import Segments, choose_chunk, plan_segments
 from sglang_hybrid.kernels.ssd_scan import ssd_scan
@@ -49,6 +51,7 @@ __all__ = [
     "gates",
     "member_runs",
     "paged_conv",
+    "paged_delta_scan",
     "paged_scan",
     "plan_segments",
     "read_states",

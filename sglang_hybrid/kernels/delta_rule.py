@@ -1,8 +1,7 @@
-"""Gated delta rule (GDN) over a ragged batch, with the state handed out on the way; and one decode step.
+"""Gated delta rule (GDN) over a ragged batch, with the state handed out on the way.
 
-Source symbols: `chunk_gated_delta_rule` and `fused_recurrent_gated_delta_rule_packed_decode` of
-SGLang's fla ops, `fused_gdn_gating` for the gates, which they follow in meaning.  The recurrence of
-one value head, over tokens t, with unit-length keys and queries:
+Source symbols: `chunk_gated_delta_rule` of SGLang's fla ops, `fused_gdn_gating` for the gates, which they
+follow in meaning.  The recurrence of one value head, over tokens t, with unit-length keys and queries:
 
     S_t = exp(g_t) S_(t-1);   S_t += beta_t (v_t - S_t k_t) k_t^T
     y_t = S_t q_t / sqrt(K)
@@ -20,7 +19,6 @@ import torch
 from sglang_hybrid.kernels.checks import need_groups, need_shape
 from sglang_hybrid.kernels.elementwise import softplus
 from sglang_hybrid.kernels.segments import Segments
-from sglang_hybrid.kernels.state_io import read_states, write_states
 from sglang_hybrid.pools.views import StateView
 
 EPS = 1e-6
@@ -36,9 +34,8 @@ def gates(
     """
     need_shape("a", a, (None, None))
     need_shape("b", b, tuple(a.shape))
-    heads = a.shape[1]
-    need_shape("A_log", a_log, (heads,))
-    need_shape("dt_bias", dt_bias, (heads,))
+    need_shape("A_log", a_log, (a.shape[1],))
+    need_shape("dt_bias", dt_bias, (a.shape[1],))
     decay = -a_log.float().exp() * softplus(a.float() + dt_bias.float())
     return decay, 1 / (1 + torch.exp(-b.float()))
 
@@ -49,15 +46,33 @@ def unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
 
 
-def _check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, rows: int
-) -> None:
+def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int) -> None:
+    """Raise `KernelError` unless `q` and `k` [rows, G, K] and `v` [rows, H, V] fit each other."""
     need_shape("q", q, (rows, None, None))
     need_shape("k", k, tuple(q.shape))
     need_shape("v", v, (rows, None, None))
-    need_shape("g", g, tuple(v.shape[:2]))
-    need_shape("beta", beta, tuple(v.shape[:2]))
     need_groups(v.shape[1], k.shape[1], "q and k", "v")
+
+
+def check_layer(
+    view: StateView,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    rows: int,
+) -> None:
+    """Raise `KernelError` unless inputs of `rows` tokens fit each other and the layer; for every route."""
+    check_heads(q, k, v, rows)
+    need_shape("v", v, (rows, view.heads, view.head_dim))
+    need_shape("q", q, (rows, None, view.state_size))
+    need_shape("a", a, (rows, view.heads))
+    need_shape("b", b, (rows, view.heads))
+    need_shape("A_log", a_log, (view.heads,))
+    need_shape("dt_bias", dt_bias, (view.heads,))
 
 
 def _pieces(tensor: torch.Tensor, segments: Segments) -> torch.Tensor:
@@ -88,7 +103,9 @@ def delta_scan(
     are fp32.  The state passed over an emission is rounded to `state_dtype` there, so a scan that
     resumes from the emitted state continues bit for bit.
     """
-    _check(q, k, v, g, beta, segments.tokens)
+    check_heads(q, k, v, segments.tokens)
+    need_shape("g", g, tuple(v.shape[:2]))
+    need_shape("beta", beta, tuple(v.shape[:2]))
     tokens, groups, size = q.shape
     heads, dim = v.shape[1:]
     if initial_states is None:
@@ -135,35 +152,3 @@ def delta_scan(
     y = torch.matmul(scores, own) + torch.matmul(queries * entered, entry.transpose(-1, -2))
     flat = y.transpose(1, 2).reshape(segments.pieces * chunk, heads, dim)[segments.token_slot]
     return flat.to(v.dtype), after[segments.emission_piece].to(state_dtype)
-
-
-def delta_update(
-    view: StateView,
-    src_map: torch.Tensor,
-    dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-) -> torch.Tensor:
-    """Advance the state by one token a batch row -> y [B, H, V] in v's dtype; writes the new state.
-
-    `src_map`, `dst_map` [B, members] int: pages read (column 0 negative: zeros) and written (column
-    0 negative: nowhere).  `q` and `k` [B, G, K] of any length, `v` [B, H, V], `g` and `beta` [B, H].
-    All reads come before all writes, so any row may work in place.  y comes from the fp32 state;
-    only what is written is rounded to the pages' dtype.
-    """
-    batch = src_map.shape[0]
-    _check(q, k, v, g, beta, batch)
-    need_shape("v", v, (batch, view.heads, view.head_dim))
-    need_shape("q", q, (batch, None, view.state_size))
-    ratio = view.heads // q.shape[1]
-    keys = unit(k).repeat_interleave(ratio, 1)
-    queries = (unit(q) * view.state_size**-0.5).repeat_interleave(ratio, 1)
-    state = read_states(view, src_map) * g.float().exp()[..., None, None]
-    known = torch.matmul(state, keys[..., None])
-    written = (v.float()[..., None] - known) * beta.float()[..., None, None]
-    state = torch.addcmul(state, written, keys[..., None, :])
-    write_states(view, dst_map, state)
-    return torch.matmul(state, queries[..., None])[..., 0].to(v.dtype)

@@ -15,8 +15,10 @@ import torch
 from sglang_hybrid.kernels.checkpoint_io import copy_checkpoints, fill_checkpoints
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.conv_update import conv_update
+from sglang_hybrid.kernels.delta_update import delta_update
 from sglang_hybrid.kernels.launch import interpreting
 from sglang_hybrid.kernels.paged_conv import paged_conv
+from sglang_hybrid.kernels.paged_delta_scan import paged_delta_scan
 from sglang_hybrid.kernels.paged_scan import paged_scan
 from sglang_hybrid.kernels.state_update import state_update
 
@@ -28,9 +30,11 @@ class Route(NamedTuple):
 
     name: str
     state_update: Callable[..., torch.Tensor]
+    delta_update: Callable[..., torch.Tensor]
     conv_update: Callable[..., torch.Tensor]
     paged_conv: Callable[..., torch.Tensor]
     paged_scan: Callable[..., torch.Tensor]
+    paged_delta_scan: Callable[..., torch.Tensor]
     copy_checkpoints: Callable[..., None]
     fill_checkpoints: Callable[..., None]
 
@@ -67,12 +71,22 @@ def choose(name: str, device: torch.device | str) -> Route:
     kind = torch.device(device).type
     if name == "torch" or (name == "auto" and kind != "cuda"):
         return Route(
-            "torch", state_update, conv_update, paged_conv, paged_scan, copy_checkpoints, fill_checkpoints
+            "torch",
+            state_update,
+            delta_update,
+            conv_update,
+            paged_conv,
+            paged_scan,
+            paged_delta_scan,
+            copy_checkpoints,
+            fill_checkpoints,
         )
     from sglang_hybrid.kernels import (
         triton_checkpoint_io,
         triton_conv_update,
+        triton_delta_update,
         triton_paged_conv,
+        triton_paged_delta_scan,
         triton_paged_scan,
         triton_state_update,
     )
@@ -80,9 +94,11 @@ def choose(name: str, device: torch.device | str) -> Route:
     route = Route(
         "triton",
         triton_state_update.state_update,
+        triton_delta_update.delta_update,
         triton_conv_update.conv_update,
         triton_paged_conv.paged_conv,
         triton_paged_scan.paged_scan,
+        triton_paged_delta_scan.paged_delta_scan,
         triton_checkpoint_io.copy_checkpoints,
         triton_checkpoint_io.fill_checkpoints,
     )

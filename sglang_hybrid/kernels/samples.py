@@ -18,7 +18,9 @@ from sglang_hybrid.kernels.launch import Launch
 from sglang_hybrid.kernels.segments import plan_segments
 from sglang_hybrid.kernels.triton_checkpoint_io import plan_move
 from sglang_hybrid.kernels.triton_conv_update import plan_conv_update
+from sglang_hybrid.kernels.triton_delta_update import plan_delta_update
 from sglang_hybrid.kernels.triton_paged_conv import plan_paged_conv
+from sglang_hybrid.kernels.triton_paged_delta_scan import plan_paged_delta_scan
 from sglang_hybrid.kernels.triton_paged_scan import plan_paged_scan
 from sglang_hybrid.kernels.triton_state_update import plan_state_update
 from sglang_hybrid.pools.arena import Arenas, StateShape
@@ -40,6 +42,8 @@ class Mixer(NamedTuple):
     kv_heads: int
     kv_dim: int
     stripes: int = 1
+    delta: bool = False
+    """Gated delta rule: `groups` heads of keys, rows of `size` key elements."""
 
     @property
     def inner(self) -> int:
@@ -56,8 +60,15 @@ FALCON_H1_7B_TP8 = Mixer(heads=3, dim=128, size=256, groups=1, kv_heads=1, kv_di
 NEMOTRON_NANO_9B_TP4 = Mixer(heads=32, dim=80, size=128, groups=2, kv_heads=2, kv_dim=128, stripes=7)
 """One rank of four: members of 12.8 heads, seven stripes an arena."""
 NEMOTRON_NANO_9B_TP8 = Mixer(heads=16, dim=80, size=128, groups=1, kv_heads=1, kv_dim=128, stripes=7)
-QWEN3_NEXT = Mixer(heads=32, dim=128, size=128, groups=16, kv_heads=2, kv_dim=256, stripes=3)
-"""A gated delta rule layer: its state's shape, with this kernel's recurrence."""
+QWEN3_NEXT = Mixer(heads=32, dim=128, size=128, groups=16, kv_heads=2, kv_dim=256, stripes=3, delta=True)
+QWEN3_NEXT_TP8 = Mixer(heads=4, dim=128, size=128, groups=2, kv_heads=1, kv_dim=256, stripes=3, delta=True)
+QWEN35_27B_TP4 = Mixer(heads=12, dim=128, size=128, groups=4, kv_heads=1, kv_dim=256, stripes=3, delta=True)
+"""One rank of four: members of 10.7 heads, which a page of the default grid cuts."""
+
+
+T = torch.Tensor
+DeltaInputs = tuple[T, T, T, T, T, T, T]
+"""q, k, v, a, b, A_log and the bias of a."""
 
 
 class Sample(NamedTuple):
@@ -135,6 +146,53 @@ def state_sample(mixer: Mixer, memory: str, dtype: torch.dtype, grid: int = 512)
     return Sample(launch, tuple(cell.arenas.state_buffers), floor)
 
 
+def delta_inputs(mixer: Mixer, tokens: int, inputs: torch.dtype, device: str = "cpu") -> DeltaInputs:
+    """q, k and v as the convolution leaves them, a and b as the projection does, A_log and the bias of a."""
+    grouped = mixer.groups * mixer.size
+    row = torch.randn(tokens, mixer.channels, device=device).to(inputs)
+    q, k, v = torch.split(row, [grouped, grouped, mixer.inner], 1)
+    b, a = torch.randn(tokens, 2 * mixer.heads, device=device).to(inputs).chunk(2, 1)
+    return (
+        q.view(tokens, mixer.groups, mixer.size), k.view(tokens, mixer.groups, mixer.size),
+        v.view(tokens, mixer.heads, mixer.dim), a, b,
+        torch.rand(mixer.heads, device=device), torch.rand(mixer.heads, device=device),
+    )  # fmt: skip
+
+
+def delta_sample(mixer: Mixer, memory: str, dtype: torch.dtype, grid: int = 512) -> Sample:
+    """`delta_update` forked, inputs bf16."""
+    cell = make_cell(mixer, memory, dtype, grid=grid)
+    launch = plan_delta_update(
+        cell.arenas.state(cell.layer), cell.src_map, cell.dst_map, *delta_inputs(mixer, BATCH, BF16),
+        torch.empty(BATCH, mixer.heads, mixer.dim, dtype=BF16),
+    )  # fmt: skip
+    floor = 2 * BATCH * mixer.inner * mixer.size * dtype.itemsize
+    return Sample(launch, tuple(cell.arenas.state_buffers), floor)
+
+
+def delta_scan_sample(
+    mixer: Mixer, memory: str, dtype: torch.dtype, parts: bool = False, inputs: torch.dtype = BF16
+) -> Sample:
+    """`paged_delta_scan` of 80 tokens that pass one boundary and end between two: two emissions.  Or, as
+    `parts`, its first launch, which touches no state: counted is what it hands over."""
+    cell = make_cell(mixer, memory, dtype)
+    tokens, begin, grid = 80, 480, 512
+    segments = plan_segments([0, tokens], [begin], grid)
+    systems, scan = plan_paged_delta_scan(
+        cell.arenas.state(cell.layer), cell.src_map, torch.cat([cell.dst_map, cell.src_map]),
+        *delta_inputs(mixer, tokens, inputs), segments,
+        torch.empty(tokens, mixer.heads, mixer.dim, dtype=inputs),
+    )  # fmt: skip
+    floor = (1 + len(segments.emissions)) * mixer.inner * mixer.size * dtype.itemsize
+    handed = systems.args["systems"]
+    if parts:
+        used = sum(-(-length // handed.shape[-1]) for length in segments.piece_mask.sum(1).tolist())
+        return Sample(systems, (handed,), handed[:used].nbytes)
+    handed.zero_()
+    scan.args["factors"].zero_()
+    return Sample(scan, tuple(cell.arenas.state_buffers), floor)
+
+
 def scan_sample(mixer: Mixer, memory: str, dtype: torch.dtype, inputs: torch.dtype = BF16) -> Sample:
     """`paged_scan` of 80 tokens that pass one boundary and end between two: two emissions."""
     cell = make_cell(mixer, memory, dtype)
@@ -210,7 +268,13 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
         state_sample, FALCON_H1_7B, "S1", BF16, 500
     ),
     "state_update Nemotron-Nano-9B-v2 TP4 S1 fp32": partial(state_sample, NEMOTRON_NANO_9B_TP4, "S1", FP32),
-    "state_update Qwen3-Next shape S1 fp32": partial(state_sample, QWEN3_NEXT, "S1", FP32),
+    "delta_update Qwen3-Next S1 fp32": partial(delta_sample, QWEN3_NEXT, "S1", FP32),
+    "delta_update Qwen3-Next S1 bf16": partial(delta_sample, QWEN3_NEXT, "S1", BF16),
+    "delta_update Qwen3-Next S0 fp32": partial(delta_sample, QWEN3_NEXT, "S0", FP32),
+    "delta_update Qwen3.5-27B TP4 S2 fp32, rows cut by pages": partial(
+        delta_sample, QWEN35_27B_TP4, "S2", FP32, 500
+    ),
+    "conv_update Qwen3-Next S2 bf16": partial(conv_sample, QWEN3_NEXT, "S2", BF16),
     "conv_update Falcon-H1-7B S1 bf16": partial(conv_sample, FALCON_H1_7B, "S1", BF16),
     "conv_update Falcon-H1-7B S2 bf16": partial(conv_sample, FALCON_H1_7B, "S2", BF16),
     "conv_update Falcon-H1-7B S0 bf16": partial(conv_sample, FALCON_H1_7B, "S0", BF16),
@@ -223,6 +287,17 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "paged_scan Nemotron-Nano-9B-v2 TP8 S1 fp32": partial(scan_sample, NEMOTRON_NANO_9B_TP8, "S1", FP32),
     "paged_scan Falcon-H1-7B TP8 S1 fp32, inputs too": partial(
         scan_sample, FALCON_H1_7B_TP8, "S1", FP32, FP32
+    ),
+    "paged_delta_scan Qwen3-Next TP8 S1 fp32": partial(delta_scan_sample, QWEN3_NEXT_TP8, "S1", FP32),
+    "paged_delta_scan Qwen3-Next TP8 S1 bf16": partial(delta_scan_sample, QWEN3_NEXT_TP8, "S1", BF16),
+    "paged_delta_scan Qwen3-Next TP8 S1 fp32, inputs too": partial(
+        delta_scan_sample, QWEN3_NEXT_TP8, "S1", FP32, inputs=FP32
+    ),
+    "paged_delta_scan Qwen3-Next TP8, parts": partial(
+        delta_scan_sample, QWEN3_NEXT_TP8, "S1", FP32, parts=True
+    ),
+    "paged_delta_scan Qwen3-Next TP8, parts, inputs fp32": partial(
+        delta_scan_sample, QWEN3_NEXT_TP8, "S1", FP32, parts=True, inputs=FP32
     ),
     "copy_checkpoints Falcon-H1-7B S1": partial(move_sample, "S1", True),
     "copy_checkpoints Falcon-H1-7B S2": partial(move_sample, "S2", True),

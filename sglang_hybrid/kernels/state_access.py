@@ -1,4 +1,5 @@
-"""Every access of a Triton kernel to recurrent state in pages, lines or checkpoints, and nothing else.
+"""Every access of a Triton kernel to recurrent state in pages, lines or checkpoints, and nothing else but
+what the first launch of `paged_delta_scan` hands to the second.
 
 One file, so that the check can tell these accesses from others in machine code, by source file.
 """

@@ -6,10 +6,46 @@ from typing import Any
 
 import torch
 
-from sglang_hybrid.kernels.launch import vector
+from sglang_hybrid.kernels.launch import interpreting, power_of_two, vector
+from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.ssd_scan import NO_LIMIT
+from sglang_hybrid.kernels.triton_parts import OPERANDS
 from sglang_hybrid.kernels.triton_rows import in_one_page, need_packed_rows
 from sglang_hybrid.pools.views import StateView
+
+
+def strided(name: str, tensor: torch.Tensor | None, *axes: str) -> dict[str, Any]:
+    """`tensor` and its strides, `name_axis` each; None becomes a constant whose branch is not compiled."""
+    strides = (0,) * len(axes) if tensor is None else tensor.stride()
+    return {name: tensor} | {f"{name}_{axis}": stride for axis, stride in zip(axes, strides, strict=True)}
+
+
+def state_args(view: StateView, block: int, src_map: torch.Tensor, dst_map: torch.Tensor) -> dict[str, Any]:
+    """Where the rows of a layer lie, for programs of `block` rows."""
+    need_packed_rows(view)
+    rows = view.rows
+    unit = vector(rows.element_size(), rows.stride(0), view.state_size)
+    return {
+        "rows": rows, "src_map": src_map, "dst_map": dst_map,
+        "first_row": view.first_row, "page_units": rows.stride(0) // unit,
+        "src_stride": src_map.stride(0), "src_member": src_map.stride(1),
+        "dst_stride": dst_map.stride(0), "dst_member": dst_map.stride(1),
+        "DIM": view.head_dim, "SIZE": view.state_size,
+        "PER_PAGE": view.rows_per_page, "ONE_PAGE": in_one_page(view, block), "UNIT": unit, "BLOCK": block,
+    }  # fmt: skip
+
+
+def scan_args(segments: Segments, inputs: torch.dtype) -> dict[str, Any]:
+    """The pieces of a ragged batch, and how a program multiplies matrices of `inputs`."""
+    return {
+        "piece_tokens": segments.piece_tokens, "piece_mask": segments.piece_mask,
+        "piece_emission": segments.piece_emission, "first_piece": segments.first_piece,
+        "sequences": segments.sequences, "pieces": segments.pieces,
+        "LENGTH": segments.chunk, "SLOTS": power_of_two(segments.chunk),
+        # Three products of tf32 make one of nearly fp32; 16-bit operands do not ask.
+        "OPERAND": OPERANDS[inputs], "PRECISION": "tf32x3",
+        "CARRIER": OPERANDS[torch.float32 if interpreting() else inputs],
+    }  # fmt: skip
 
 
 def layer_args(
@@ -30,31 +66,39 @@ def layer_args(
     dt_softplus: bool,
     dt_limit: tuple[float, float],
 ) -> dict[str, Any]:
-    """Named arguments for programs of `block` rows; `y` contiguous, the rest as in the operation.
-
-    A parameter that is None becomes a constant whose branch is not compiled; its strides are then idle.
-    """
-    need_packed_rows(view)
-    rows = view.rows
-    heads, dim = x.shape[1:]
-    unit = vector(rows.element_size(), rows.stride(0), view.state_size)
-    d_strides = (0, 0) if d is None else (d.stride(0), d.stride(1) if d.dim() == 2 else 0)
-    z_strides = (0, 0, 0) if z is None else z.stride()
+    """Named arguments for programs of `block` rows; `y` contiguous, the rest as in the operation."""
     return {
-        "rows": rows, "src_map": src_map, "dst_map": dst_map,
-        "x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "z": z, "dt_bias": dt_bias, "y": y,
-        "first_row": view.first_row, "page_units": rows.stride(0) // unit,
-        "src_stride": src_map.stride(0), "src_member": src_map.stride(1),
-        "dst_stride": dst_map.stride(0), "dst_member": dst_map.stride(1),
-        "x_stride": x.stride(0), "x_head": x.stride(1), "x_dim": x.stride(2),
-        "dt_stride": dt.stride(0), "dt_head": dt.stride(1), "a_head": a.stride(0),
-        "b_stride": b.stride(0), "b_group": b.stride(1), "b_size": b.stride(2),
-        "c_stride": c.stride(0), "c_group": c.stride(1), "c_size": c.stride(2),
-        "d_head": d_strides[0], "d_dim": d_strides[1],
-        "z_stride": z_strides[0], "z_head": z_strides[1], "z_dim": z_strides[2],
-        "bias_head": 0 if dt_bias is None else dt_bias.stride(0),
-        "y_stride": y.stride(0), "dt_low": float(dt_limit[0]), "dt_high": float(dt_limit[1]),
-        "DIM": dim, "SIZE": view.state_size, "RATIO": heads // b.shape[1],
-        "PER_PAGE": view.rows_per_page, "ONE_PAGE": in_one_page(view, block), "UNIT": unit,
-        "SOFTPLUS": dt_softplus, "LIMIT": dt_limit != NO_LIMIT, "BLOCK": block,
+        **state_args(view, block, src_map, dst_map),
+        **strided("x", x, "stride", "head", "dim"), **strided("dt", dt, "stride", "head"),
+        **strided("a", a, "head"), **strided("b", b, "stride", "group", "size"),
+        **strided("c", c, "stride", "group", "size"),
+        **strided("d", d if d is None or d.dim() == 2 else d[:, None].expand(x.shape[1:]), "head", "dim"),
+        **strided("z", z, "stride", "head", "dim"), **strided("dt_bias", dt_bias, "head"),
+        "y": y, "y_stride": y.stride(0), "dt_low": float(dt_limit[0]), "dt_high": float(dt_limit[1]),
+        "RATIO": view.heads // b.shape[1], "SOFTPLUS": dt_softplus, "LIMIT": dt_limit != NO_LIMIT,
+    }  # fmt: skip
+
+
+def delta_args(
+    view: StateView,
+    block: int,
+    src_map: torch.Tensor,
+    dst_map: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    y: torch.Tensor,
+) -> dict[str, Any]:
+    """`layer_args` of a gated delta rule layer."""
+    return {
+        **state_args(view, block, src_map, dst_map),
+        **strided("q", q, "stride", "group", "size"), **strided("k", k, "stride", "group", "size"),
+        **strided("v", v, "stride", "head", "dim"),
+        **strided("a", a, "stride", "head"), **strided("b", b, "stride", "head"),
+        **strided("a_log", a_log, "head"), **strided("dt_bias", dt_bias, "head"),
+        "y": y, "y_stride": y.stride(0), "RATIO": view.heads // k.shape[1],
     }  # fmt: skip

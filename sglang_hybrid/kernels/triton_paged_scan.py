@@ -16,45 +16,20 @@ import triton
 import triton.language as tl
 
 from sglang_hybrid.kernels.checks import KernelError, need_dtype, need_shape
-from sglang_hybrid.kernels.launch import Launch, interpreting, power_of_two
+from sglang_hybrid.kernels.launch import Launch, power_of_two
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.ssd_scan import NO_LIMIT, check_scan
 from sglang_hybrid.kernels.state_access import read_state, write_state
 from sglang_hybrid.kernels.state_io import need_map
-from sglang_hybrid.kernels.triton_args import layer_args
+from sglang_hybrid.kernels.triton_args import layer_args, scan_args
 from sglang_hybrid.kernels.triton_math import silu, softplus
+from sglang_hybrid.kernels.triton_parts import LEAST_DOT, OPERANDS, inputs, operand, tokens_of
 from sglang_hybrid.kernels.triton_rows import row_offsets
 from sglang_hybrid.pools.views import StateView
 
 TILES = {2: (32, 32, 128), 4: (16, 16, 64)}
 """By bytes of an input: rows, tokens and columns of a tile.  The largest that spill no registers."""
-LEAST_DOT = 16
-"""Least side of a tile in a matrix product."""
 MOST_COLUMNS = 256
-OPERANDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-
-
-@triton.jit
-def inputs(
-    base: tl.tensor,
-    token: tl.tensor,
-    token_stride: tl.tensor,
-    column_stride: tl.tensor,
-    there: tl.tensor,
-    columns: tl.tensor,
-    width: tl.tensor,
-    CHUNK: tl.constexpr,
-) -> tl.tensor:
-    """[CHUNK, columns] of an input from `token` on: one address, then 32-bit offsets; zero past the ends."""
-    slot = tl.arange(0, CHUNK)[:, None]
-    at = base + token * token_stride + slot * token_stride + (columns * column_stride)[None, :]
-    return tl.load(at, mask=there[:, None] & (columns < width)[None, :], other=0.0)
-
-
-@triton.jit
-def operand(tile: tl.tensor, OPERAND: tl.constexpr, CARRIER: tl.constexpr) -> tl.tensor:
-    """A factor of a matrix product, rounded to `OPERAND`; the interpreter needs another dtype to carry it."""
-    return tile.to(OPERAND).to(CARRIER)
 
 
 @triton.jit(
@@ -103,7 +78,7 @@ def paged_scan_kernel(
     z_stride: tl.tensor,
     z_head: tl.tensor,
     z_dim: tl.tensor,
-    bias_head: tl.tensor,
+    dt_bias_head: tl.tensor,
     y_stride: tl.tensor,
     dt_low: tl.tensor,
     dt_high: tl.tensor,
@@ -132,7 +107,7 @@ def paged_scan_kernel(
     sequence = tl.program_id(1)
     m = first + tl.arange(0, BLOCK)
     n = tl.arange(0, WIDTH)
-    whole = tl.arange(0, SLOTS)
+    slot = tl.arange(0, CHUNK)
     inside = m < DIM
     start, left = first_row + head * DIM + first, DIM - first
 
@@ -148,7 +123,7 @@ def paged_scan_kernel(
 
     rate = tl.load(a + head * a_head).to(tl.float32)
     if dt_bias is not None:
-        bias = tl.load(dt_bias + head * bias_head).to(tl.float32)
+        bias = tl.load(dt_bias + head * dt_bias_head).to(tl.float32)
     if d is not None:
         skip = tl.load(d + head * d_head + m * d_dim, mask=inside, other=0.0).to(tl.float32)
     x += head * x_head
@@ -157,13 +132,12 @@ def paged_scan_kernel(
     c += (head // RATIO) * c_group
     begin = tl.load(first_piece + sequence).to(tl.int32)
     end = tl.load(first_piece + sequence + 1, mask=sequence + 1 < sequences, other=pieces).to(tl.int32)
-    for part in range(begin * PARTS, end * PARTS):
+    part = begin * PARTS
+    while part < end * PARTS:
         piece = part // PARTS
         low = (part % PARTS) * CHUNK
-        token = tl.load(piece_tokens + piece * LENGTH) + low  # tokens of a piece follow each other
-        filled = tl.load(piece_mask + piece * LENGTH + whole, mask=whole < LENGTH, other=0)
-        count = tl.sum(filled.to(tl.int32))
-        slot = tl.arange(0, CHUNK)
+        token, count = tokens_of(piece_tokens, piece_mask, piece, LENGTH, SLOTS)
+        token += low
         there = slot < count - low
         step = tl.load(dt + token * dt_stride + slot * dt_stride, mask=there, other=0.0).to(tl.float32)
         if dt_bias is not None:
@@ -191,8 +165,6 @@ def paged_scan_kernel(
         weights = operand(tl.where(causal, scores * tl.exp(span), 0.0), OPERAND, CARRIER)
         out = tl.dot(weights, operand(weighted, OPERAND, CARRIER), input_precision=PRECISION)
         added = operand(weighted * tl.exp(total - log)[:, None], OPERAND, CARRIER)
-        emission = tl.load(piece_emission + piece, mask=low + CHUNK >= LENGTH, other=-1)
-        to = dst_map + emission * dst_stride
         seen = tl.zeros([CHUNK, BLOCK], tl.float32)
         after = ()
         for i in tl.static_range(PARTS_OF_ROW):
@@ -206,7 +178,17 @@ def paged_scan_kernel(
             after = after + (tl.dot(b_part, added, left_over, input_precision=PRECISION),)
         states = after
         out += seen * tl.exp(log)[:, None]
+        if d is not None:
+            out += xs * skip[None, :]
+        if z is not None:
+            gate = inputs(z + head * z_head, token, z_stride, z_dim, there, m, DIM, CHUNK)
+            out *= silu(gate.to(tl.float32))
+        at = y + token * y_stride + slot[:, None] * y_stride + head * DIM + m[None, :]
+        tl.store(at, out.to(y.dtype.element_ty), mask=there[:, None] & inside[None, :])
+        done = low + CHUNK >= count  # parts without tokens are passed over
+        emission = tl.load(piece_emission + piece, mask=done, other=-1)
         if emission >= 0:
+            to = dst_map + emission * dst_stride
             dst = row_offsets(to, dst_member, start, left, page_units, PER_PAGE, ONE_PAGE, SIZE, UNIT, BLOCK)
             carried = ()
             for i in tl.static_range(PARTS_OF_ROW):
@@ -215,14 +197,7 @@ def paged_scan_kernel(
                 write_state(rows + dst[None, :] + (i * WIDTH + n)[:, None], stored, cell)
                 carried = carried + (stored.to(tl.float32),)
             states = carried
-
-        if d is not None:
-            out += xs * skip[None, :]
-        if z is not None:
-            gate = inputs(z + head * z_head, token, z_stride, z_dim, there, m, DIM, CHUNK)
-            out *= silu(gate.to(tl.float32))
-        at = y + token * y_stride + slot[:, None] * y_stride + head * DIM + m[None, :]
-        tl.store(at, out.to(y.dtype.element_ty), mask=there[:, None] & inside[None, :])
+        part = tl.where(done, (piece + 1) * PARTS, part + 1)
 
 
 def plan_paged_scan(
@@ -261,15 +236,7 @@ def plan_paged_scan(
         view, block, src_map, dst_map, x, dt, a, b, c, y,
         d=d, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit,
     )  # fmt: skip
-    args |= {
-        "piece_tokens": segments.piece_tokens, "piece_mask": segments.piece_mask,
-        "piece_emission": segments.piece_emission, "first_piece": segments.first_piece,
-        "sequences": segments.sequences, "pieces": segments.pieces,
-        "LENGTH": segments.chunk, "SLOTS": power_of_two(segments.chunk), "CHUNK": chunk, "WIDTH": width,
-        # Three products of tf32 make one of nearly fp32; 16-bit operands do not ask.
-        "OPERAND": OPERANDS[x.dtype], "PRECISION": "tf32x3",
-        "CARRIER": tl.float32 if interpreting() else OPERANDS[x.dtype],
-    }  # fmt: skip
+    args |= scan_args(segments, x.dtype) | {"CHUNK": chunk, "WIDTH": width}
     grid = (heads * -(-dim // block), segments.sequences)
     return Launch(paged_scan_kernel, grid, args, warps=8, stages=1)
 

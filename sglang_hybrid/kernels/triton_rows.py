@@ -6,7 +6,11 @@ import triton
 import triton.language as tl
 
 from sglang_hybrid.kernels.checks import KernelError
+from sglang_hybrid.kernels.launch import power_of_two
 from sglang_hybrid.pools.views import StateView
+
+TILE = 4096
+"""State elements of a program: 32 a thread at 4 warps, so 64 (bf16) or 128 (fp32) bytes in flight each."""
 
 
 @triton.jit
@@ -35,6 +39,14 @@ def row_offsets(
         row = start + tl.minimum(low, count - 1)
         page = tl.load(page_map + (row // PER_PAGE) * member_stride).to(tl.int64)
         return page * page_units * UNIT + (row % PER_PAGE) * SIZE
+
+
+def block_rows(dim: int, width: int) -> int:
+    """Rows of a program that holds `width` columns of each: a power of two, a divisor of `dim` where that
+    costs no more than half."""
+    most = max(1, min(TILE // width, power_of_two(dim)))
+    divisor = dim & -dim
+    return min(most, divisor) if 2 * min(most, divisor) >= most else most
 
 
 def in_one_page(view: StateView, block: int) -> bool:

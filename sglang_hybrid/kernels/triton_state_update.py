@@ -19,11 +19,8 @@ from sglang_hybrid.kernels.state_io import need_map
 from sglang_hybrid.kernels.state_update import check_update
 from sglang_hybrid.kernels.triton_args import layer_args
 from sglang_hybrid.kernels.triton_math import silu, softplus
-from sglang_hybrid.kernels.triton_rows import row_offsets
+from sglang_hybrid.kernels.triton_rows import block_rows, row_offsets
 from sglang_hybrid.pools.views import StateView
-
-TILE = 4096
-"""State elements of a program: 32 a thread at 4 warps, so 64 (bf16) or 128 (fp32) bytes in flight each."""
 
 MOST_COLUMNS = 256
 """Elements of a state row that a program holds at once; longer rows are walked."""
@@ -70,7 +67,7 @@ def state_update_kernel(
     z_stride: tl.tensor,
     z_head: tl.tensor,
     z_dim: tl.tensor,
-    bias_head: tl.tensor,
+    dt_bias_head: tl.tensor,
     y_stride: tl.tensor,
     dt_low: tl.tensor,
     dt_high: tl.tensor,
@@ -108,7 +105,7 @@ def state_update_kernel(
 
     step = tl.load(dt + request * dt_stride + head * dt_head).to(tl.float32)
     if dt_bias is not None:
-        step += tl.load(dt_bias + head * bias_head).to(tl.float32)
+        step += tl.load(dt_bias + head * dt_bias_head).to(tl.float32)
     if SOFTPLUS:
         step = softplus(step)
     if LIMIT:
@@ -149,13 +146,6 @@ def state_update_kernel(
     tl.store(y + request * y_stride + head * DIM + m, out.to(y.dtype.element_ty), mask=inside)
 
 
-def block_rows(dim: int, size: int) -> int:
-    """Rows of a program: a power of two, a divisor of `dim` where that costs no more than half."""
-    most = max(1, min(TILE // min(power_of_two(size), MOST_COLUMNS), power_of_two(dim)))
-    divisor = dim & -dim
-    return min(most, divisor) if 2 * min(most, divisor) >= most else most
-
-
 def plan_state_update(
     view: StateView,
     src_map: torch.Tensor,
@@ -178,8 +168,8 @@ def plan_state_update(
     need_map(view, src_map)
     need_map(view, dst_map, x.shape[0])
     batch, heads, dim = x.shape
-    block = block_rows(dim, view.state_size)
     width = min(power_of_two(view.state_size), MOST_COLUMNS)
+    block = block_rows(dim, width)
     args = layer_args(
         view, block, src_map, dst_map, x, dt, a, b, c, y,
         d=d, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit,

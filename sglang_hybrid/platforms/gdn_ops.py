@@ -112,7 +112,10 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         q.view(batch, keys // size, size),
         k.view(batch, keys // size, size),
         v.view(batch, heads, dim),
-        *gates(a, b, A_log, dt_bias),
+        a,
+        b,
+        A_log,
+        dt_bias,
     )
     out.copy_(y[:, None])
 

@@ -1,37 +1,57 @@
 """The gated delta rule, one token after another in float64: what its kernels must equal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as functional
 
 
 @dataclass(frozen=True)
 class DeltaInputs:
-    """`q` and `k` `[T, G, K]`, `v [T, H, V]`, log decay `g` and strength `beta` `[T, H]`."""
+    """`q` and `k` [T, G, K], `v` [T, H, V], projections `a` and `b` [T, H], `a_log` and `dt_bias` [H]."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
 
     @classmethod
     def random(
         cls, tokens: int, heads: int, groups: int, dim: int, size: int, dtype: torch.dtype = torch.float32
     ) -> "DeltaInputs":
-        """Normal values; memories of a few to some hundred tokens, so that a lost state shows."""
+        """Normal values, side by side as a layer's convolution leaves them; memories of a few to some hundred
+        tokens, so that a lost state shows."""
+        keys = groups * size
+        row = torch.randn(tokens, 2 * keys + heads * dim).to(dtype)
+        q, k, v = torch.split(row, [keys, keys, heads * dim], 1)
+        b, a = torch.randn(tokens, 2 * heads).to(dtype).chunk(2, 1)
         return cls(
-            q=torch.randn(tokens, groups, size).to(dtype),
-            k=torch.randn(tokens, groups, size).to(dtype),
-            v=torch.randn(tokens, heads, dim).to(dtype),
-            g=-torch.rand(tokens, heads) * torch.logspace(-3, 0, heads),
-            beta=torch.rand(tokens, heads),
+            q=q.view(tokens, groups, size),
+            k=k.view(tokens, groups, size),
+            v=v.view(tokens, heads, dim),
+            a=a,
+            b=b,
+            a_log=torch.linspace(-7, 0, heads),
+            dt_bias=torch.randn(heads),
         )
 
+    @property
+    def decay(self) -> torch.Tensor:
+        """Log decay `[T, H]`, float64."""
+        return -self.a_log.double().exp() * functional.softplus(self.a.double() + self.dt_bias.double())
+
+    @property
+    def strength(self) -> torch.Tensor:
+        """How much of a value is written, `[T, H]`, float64."""
+        return self.b.double().sigmoid()
+
     def part(self, begin: int, end: int) -> "DeltaInputs":
-        """Tokens [begin, end)."""
-        return DeltaInputs(*(getattr(self, field.name)[begin:end] for field in fields(self)))
+        """The same weights over tokens [begin, end)."""
+        return replace(self, **{name: getattr(self, name)[begin:end] for name in ("q", "k", "v", "a", "b")})
 
 
 def recur(
@@ -44,6 +64,7 @@ def recur(
     state = initial.double()
     ratio = inputs.v.shape[1] // inputs.k.shape[1]
     size = inputs.k.shape[2]
+    decay, strength = inputs.decay, inputs.strength
     y, states = [], []
     for t in range(inputs.v.shape[0]):
         q, k = (
@@ -52,9 +73,9 @@ def recur(
             )
             for x in (inputs.q, inputs.k)
         )
-        state = inputs.g[t].double().exp()[:, None, None] * state
+        state = decay[t].exp()[:, None, None] * state
         known = (state * k[:, None, :]).sum(-1)
-        written = inputs.beta[t].double()[:, None] * (inputs.v[t].double() - known)
+        written = strength[t][:, None] * (inputs.v[t].double() - known)
         state = state + written[:, :, None] * k[:, None, :]
         y.append((state * q[:, None, :]).sum(-1) / size**0.5)
         if t + 1 in round_at:

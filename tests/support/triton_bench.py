@@ -51,7 +51,7 @@ def another_output_is_refused(device: str) -> None:
     """The comparison is one: it fails on another launch's output."""
     case = make_allowed(MIXER, torch.float32, "S2", 2, 2, grid=192, device=device)
     triton, reference = choose("triton", device), choose("torch", device)
-    for name in ("state_update", "conv_update", "copy_checkpoints"):
+    for name in ("state_update", "delta_update", "conv_update", "copy_checkpoints"):
         step, written = OPERATIONS[name].step, OPERATIONS[name].written or torch.float32
         try:
             check(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,8 +12,8 @@ from sglang_hybrid.kernels.segments import Segments, plan_segments
 from tests.support import paged_state
 from tests.support.interpreted import LONG, Check, main, norm_error, poisoned_outputs, same_bytes, tolerance
 from tests.support.paged_state import Pages
-from tests.support.recurrence import MixerInputs, scan
-from tests.support.triton_state_update import on, untouched
+from tests.support.rules import MAMBA2, Rule, on
+from tests.support.triton_state_update import untouched
 
 BF16 = torch.bfloat16
 STATE = paged_state.Case(heads=2, groups=1, dim=8, size=16, rows_per_page=16)
@@ -71,15 +71,12 @@ if LONG:
 class World:
     """Poisoned pages, inputs, and maps for every sequence and every emission of a case."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.segments = case, case.segments()
+    def __init__(self, rule: Rule, case: Case) -> None:
+        self.rule, self.case, self.segments = rule, case, case.segments()
         self.count = len(self.segments.emissions)
         sequences, state = self.segments.sequences, case.state
         self.pages = Pages(replace(state, batch=sequences + self.count))
-        self.inputs = MixerInputs.random(
-            self.segments.tokens, state.heads, state.groups, state.dim, state.size,
-            case.inputs or state.stored, state.extras,
-        )  # fmt: skip
+        self.inputs = rule.draw(state, self.segments.tokens, case.inputs or state.stored)
         self.states = [paged_state.state_of(state) for _ in range(sequences)]
         self.src_map = self.pages.maps[:sequences].clone()
         self.dst_map = self.pages.maps[sequences : sequences + self.count].clone()
@@ -88,16 +85,12 @@ class World:
 
     def run(self, device: str) -> torch.Tensor:
         """The kernel over poisoned memory; pages go to the device and back."""
-        from sglang_hybrid.kernels.triton_paged_scan import paged_scan
-
         arena, inputs = self.pages.arena.to(device), on(device, self.inputs)
         view = self.pages.view._replace(rows=arena[:, : self.case.state.rows_per_page])
         with poisoned_outputs():
-            y = paged_scan(
-                view, self.src_map.to(device), self.dst_map.to(device),
-                inputs.x, inputs.dt, inputs.a, inputs.b, inputs.c, self.case.segments(device),
-                d=inputs.d, z=inputs.z, dt_bias=inputs.dt_bias, dt_softplus=True,
-            )  # fmt: skip
+            y = self.rule.scan(
+                view, self.src_map.to(device), self.dst_map.to(device), inputs, self.case.segments(device)
+            )
         self.pages.arena.copy_(arena)
         return y.cpu()
 
@@ -108,7 +101,8 @@ class World:
         for sequence, (length, begin) in enumerate(zip(case.lengths, case.begins, strict=True)):
             ends = {end: k for k, (s, end) in enumerate(self.segments.emissions) if s == sequence}
             part = self.inputs.part(done, done + length)
-            want, states = scan(part, self.states[sequence], case.state.stored, [end - begin for end in ends])
+            rounded = [end - begin for end in ends]
+            want, states = self.rule.recur(part, self.states[sequence], case.state.stored, rounded)
             assert norm_error(y[done : done + length], want) < limit, f"y of sequence {sequence}"
             for end, emission in ends.items():
                 if emission in written:
@@ -117,16 +111,16 @@ class World:
             done += length
 
 
-def equals_the_recurrence(case: Case, device: str) -> None:
-    world = World(case)
+def equals_the_recurrence(rule: Rule, case: Case, device: str) -> None:
+    world = World(rule, case)
     before = world.pages.arena.clone()
     world.expect(world.run(device), set(range(world.count)))
     assert untouched(world.pages, before, list(world.dst_map)), "bytes outside the emissions changed"
 
 
-def skips_what_is_nowhere(device: str) -> None:
+def skips_what_is_nowhere(rule: Rule, device: str) -> None:
     """A fresh sequence, one whose source is the sink (poisoned), emissions to nowhere and to the sink."""
-    world = World(BASE)
+    world = World(rule, BASE)
     world.src_map[0], world.src_map[1] = -1, 0
     world.states = [torch.zeros_like(state) for state in world.states]
     world.dst_map[1], world.dst_map[2] = -1, 0
@@ -136,23 +130,23 @@ def skips_what_is_nowhere(device: str) -> None:
     assert untouched(world.pages, before, [world.dst_map[k] for k in written])
 
 
-def the_last_emission_may_be_in_place(device: str) -> None:
+def the_last_emission_may_be_in_place(rule: Rule, device: str) -> None:
     """A chunk that goes on with a live state reads and writes the same pages."""
-    world = World(BASE)
+    world = World(rule, BASE)
     last = world.segments.last_emission.tolist()
     for sequence, emission in enumerate(last):
         world.dst_map[emission] = world.src_map[sequence]
     world.expect(world.run(device), set(range(world.count)))
 
 
-def resumes_bit_for_bit(stored: torch.dtype, device: str) -> None:
+def resumes_bit_for_bit(rule: Rule, stored: torch.dtype, device: str) -> None:
     """From every boundary of a cold scan: the same y, the same bytes at every later emission."""
     case = replace(BASE, lengths=(29,), begins=(0,), state=replace(STATE, stored=stored))
-    cold = World(case)
+    cold = World(rule, case)
     cold.src_map[:] = -1
     y = cold.run(device)
     for emission, (_, end) in enumerate(cold.segments.emissions[:-1]):
-        warm = World(replace(case, lengths=(29 - end,), begins=(end,)))
+        warm = World(rule, replace(case, lengths=(29 - end,), begins=(end,)))
         warm.inputs = cold.inputs.part(end, 29)
         warm.pages.put(warm.src_map[0], cold.pages.get(cold.dst_map[emission]))
         assert same_bytes(warm.run(device), y[end:]), f"y after {end}"
@@ -161,16 +155,21 @@ def resumes_bit_for_bit(stored: torch.dtype, device: str) -> None:
             assert same_bytes(warm.pages.get(warm.dst_map[later]), want), f"state at {key}"
 
 
+def cases_of(rule: Rule, table: Mapping[str, Case]) -> dict[str, Check]:
+    """Cases of a prefill by name."""
+    checks: dict[str, Callable[[str], None]] = {
+        name: partial(equals_the_recurrence, rule, case) for name, case in table.items()
+    }
+    checks["sentinels and sink"] = partial(skips_what_is_nowhere, rule)
+    checks["last emission in place"] = partial(the_last_emission_may_be_in_place, rule)
+    checks["resume"] = partial(resumes_bit_for_bit, rule, torch.float32)
+    checks["resume, bf16"] = partial(resumes_bit_for_bit, rule, BF16)
+    return checks
+
+
 def cases() -> dict[str, Check]:
     """All cases by name."""
-    table: dict[str, Callable[[str], None]] = {
-        name: partial(equals_the_recurrence, case) for name, case in TABLE.items()
-    }
-    table["sentinels and sink"] = skips_what_is_nowhere
-    table["last emission in place"] = the_last_emission_may_be_in_place
-    table["resume"] = partial(resumes_bit_for_bit, torch.float32)
-    table["resume, bf16"] = partial(resumes_bit_for_bit, BF16)
-    return table
+    return cases_of(MAMBA2, TABLE)
 
 
 if __name__ == "__main__":

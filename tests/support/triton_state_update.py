@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from tests.support.interpreted import LONG, Check, main, norm_error, poisoned_outputs, same_bytes, tolerance
 from tests.support.paged_state import Case, Pages, state_of
-from tests.support.recurrence import MixerInputs, scan
+from tests.support.recurrence import scan
+from tests.support.rules import MAMBA2, Inputs, Rule, on
 
 BASE = Case(batch=2, heads=4, groups=2, dim=8, size=16, rows_per_page=16)
 BF16 = torch.bfloat16
@@ -60,31 +60,20 @@ if LONG:
     TABLE["Falcon-H1-7B"] = Case(1, heads=24, groups=1, dim=128, size=256, rows_per_page=1024, stored=BF16)
 
 
-def inputs_of(case: Case, device: str) -> MixerInputs:
-    """As a mixer hands them over: x, B and C are slices of one row, 16-bit where the pages are."""
-    drawn = MixerInputs.random(
-        case.batch, case.heads, case.groups, case.dim, case.size, case.stored, case.extras
-    )
-    row = torch.cat([drawn.x.flatten(1), drawn.b.flatten(1), drawn.c.flatten(1)], 1).to(device)
-    inner, grouped = case.heads * case.dim, case.groups * case.size
-    x, b, c = torch.split(row, [inner, grouped, grouped], 1)
-    shape = (case.batch, case.groups, case.size)
-    inputs = on(device, drawn)
-    return replace(inputs, x=x.view(case.batch, case.heads, case.dim), b=b.view(shape), c=c.view(shape))
+def inputs_of(case: Case, device: str, rule: Rule = MAMBA2) -> Inputs:
+    """A token a row, 16-bit where the pages are."""
+    return on(device, rule.draw(case, case.batch, case.stored))
 
 
-def step(pages: Pages, source: torch.Tensor, target: torch.Tensor, inputs: MixerInputs) -> torch.Tensor:
+def step(
+    pages: Pages, source: torch.Tensor, target: torch.Tensor, inputs: Inputs, rule: Rule = MAMBA2
+) -> torch.Tensor:
     """The kernel over poisoned memory; pages and maps go to the device of `inputs` and back."""
-    from sglang_hybrid.kernels.triton_state_update import state_update
-
-    device = inputs.x.device
+    device = next(iter(vars(inputs).values())).device
     arena = pages.arena.to(device)
     view = pages.view._replace(rows=arena[:, : pages.case.rows_per_page])
     with poisoned_outputs():
-        y = state_update(
-            view, source.to(device), target.to(device), inputs.x, inputs.dt, inputs.a, inputs.b, inputs.c,
-            d=inputs.d, z=inputs.z, dt_bias=inputs.dt_bias, dt_softplus=True,
-        )  # fmt: skip
+        y = rule.update(view, source.to(device), target.to(device), inputs)
     pages.arena.copy_(arena)
     return y.cpu()
 
@@ -98,10 +87,10 @@ def untouched(pages: Pages, before: torch.Tensor, maps: list[torch.Tensor]) -> b
     return same_bytes(pages.arena[free], before[free])
 
 
-def equals_the_recurrence(case: Case, device: str) -> None:
+def equals_the_recurrence(rule: Rule, case: Case, device: str) -> None:
     """Even rows forked, odd rows in place: y and the new state are the recurrence's, nothing else changes."""
     pages = Pages(case)
-    inputs = inputs_of(case, device)
+    inputs = inputs_of(case, device, rule)
     states = [state_of(case) for _ in range(case.batch)]
     source = pages.maps[: case.batch]
     target = source.clone()
@@ -109,26 +98,20 @@ def equals_the_recurrence(case: Case, device: str) -> None:
     for page_map, state in zip(source, states, strict=True):
         pages.put(page_map, state)
     before = pages.arena.clone()
-    y = step(pages, source, target, inputs)
+    y = step(pages, source, target, inputs, rule)
     limit = tolerance(case.stored)
     for row, state in enumerate(states):
-        want_y, want = scan(on("cpu", inputs).part(row, row + 1), state, case.stored)
+        want_y, want = rule.recur(on("cpu", inputs).part(row, row + 1), state, case.stored)
         assert norm_error(y[row], want_y[0]) < limit, f"y of row {row}"
         assert norm_error(pages.get(target[row]), want[0]) < limit, f"state of row {row}"
     assert untouched(pages, before, list(target)), "bytes outside the destinations changed"
 
 
-def on(device: str, inputs: MixerInputs) -> MixerInputs:
-    """The same values on a device."""
-    moved: dict[str, Any] = {k: None if v is None else v.to(device) for k, v in vars(inputs).items()}
-    return MixerInputs(**moved)
-
-
-def skips_what_is_nowhere(stored: torch.dtype, device: str) -> None:
+def skips_what_is_nowhere(rule: Rule, stored: torch.dtype, device: str) -> None:
     """Rows: forked, fresh, nowhere to write, padding by sentinel, padding by the sink page (poisoned)."""
     case = replace(BASE, batch=5, stored=stored, rows_per_page=11)
     pages = Pages(case)
-    inputs = inputs_of(case, device)
+    inputs = inputs_of(case, device, rule)
     first, third = state_of(case), state_of(case)
     source, target = pages.maps[:5].clone(), pages.maps[5:].clone()
     pages.put(source[0], first)
@@ -138,10 +121,10 @@ def skips_what_is_nowhere(stored: torch.dtype, device: str) -> None:
     source[3], target[3] = -1, 0
     source[4], target[4] = 0, 0
     before = pages.arena.clone()
-    y = step(pages, source, target, inputs)
+    y = step(pages, source, target, inputs, rule)
     zeros = torch.zeros_like(first)
     for row, state in enumerate((first, zeros, third, zeros, zeros)):
-        want_y, want = scan(on("cpu", inputs).part(row, row + 1), state, stored)
+        want_y, want = rule.recur(on("cpu", inputs).part(row, row + 1), state, stored)
         assert norm_error(y[row], want_y[0]) < tolerance(stored), f"y of row {row}"
         if row < 2:
             assert norm_error(pages.get(target[row]), want[0]) < tolerance(stored), f"state of row {row}"
@@ -185,13 +168,13 @@ def small_steps_survive(device: str) -> None:
             assert norm_error(pages.get(pages.maps[2 + row])[head], want[0][head]) < 1e-5, (row, head)
 
 
-def an_empty_batch_gives_nothing(device: str) -> None:
+def an_empty_batch_gives_nothing(rule: Rule, device: str) -> None:
     case = replace(BASE, batch=1)
     pages = Pages(case)
     before = pages.arena.clone()
-    inputs = inputs_of(case, device).part(0, 0)
+    inputs = inputs_of(case, device, rule).part(0, 0)
     nothing = torch.zeros(0, case.members, dtype=torch.int32)
-    assert step(pages, nothing, nothing, inputs).shape == (0, 4, 8)
+    assert step(pages, nothing, nothing, inputs, rule).shape == (0, 4, 8)
     assert same_bytes(pages.arena, before)
 
 
@@ -202,16 +185,22 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
+def cases_of(rule: Rule, table: Mapping[str, Case]) -> dict[str, Check]:
+    """Cases of a decode step by name."""
+    checks: dict[str, Callable[[str], None]] = {
+        name: partial(equals_the_recurrence, rule, case) for name, case in table.items()
+    }
+    checks["sentinels and padding"] = partial(skips_what_is_nowhere, rule, torch.float32)
+    checks["sentinels and padding, bf16"] = partial(skips_what_is_nowhere, rule, BF16)
+    checks["empty batch"] = partial(an_empty_batch_gives_nothing, rule)
+    return checks
+
+
 def cases() -> dict[str, Check]:
     """All cases by name."""
-    table: dict[str, Callable[[str], None]] = {
-        name: partial(equals_the_recurrence, case) for name, case in TABLE.items()
-    }
+    table = cases_of(MAMBA2, TABLE)
     table |= {name: partial(equals_the_torch_route, options) for name, options in OPTIONS.items()}
-    table["sentinels and padding"] = partial(skips_what_is_nowhere, torch.float32)
-    table["sentinels and padding, bf16"] = partial(skips_what_is_nowhere, BF16)
     table["small steps"] = small_steps_survive
-    table["empty batch"] = an_empty_batch_gives_nothing
     return table
 
 

@@ -7,7 +7,9 @@ from tests.support import (
     triton_bench,
     triton_checkpoint_io,
     triton_conv_update,
+    triton_delta_update,
     triton_paged_conv,
+    triton_paged_delta_scan,
     triton_paged_scan,
     triton_state_update,
 )
@@ -15,9 +17,11 @@ from tests.support.interpreted import Check, main
 
 TABLES = {
     "state_update": triton_state_update,
+    "delta_update": triton_delta_update,
     "conv_update": triton_conv_update,
     "paged_conv": triton_paged_conv,
     "paged_scan": triton_paged_scan,
+    "paged_delta_scan": triton_paged_delta_scan,
     "checkpoint_io": triton_checkpoint_io,
     "arenas": triton_arenas,
     "bench": triton_bench,

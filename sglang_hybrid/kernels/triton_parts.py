@@ -1,0 +1,48 @@
+"""A piece of a ragged batch, part by part, in a Triton scan: which tokens, their inputs, matrix operands."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+OPERANDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+LEAST_DOT = 16
+"""Least side of a tile in a matrix product."""
+
+
+@triton.jit
+def tokens_of(
+    piece_tokens: tl.tensor,
+    piece_mask: tl.tensor,
+    piece: tl.tensor,
+    LENGTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> tl.tuple:
+    """(first token, number of tokens) of a piece; its tokens follow each other."""
+    slot = tl.arange(0, SLOTS)
+    filled = tl.load(piece_mask + piece * LENGTH + slot, mask=slot < LENGTH, other=0)
+    return tl.load(piece_tokens + piece * LENGTH), tl.sum(filled.to(tl.int32))
+
+
+@triton.jit
+def inputs(
+    base: tl.tensor,
+    token: tl.tensor,
+    token_stride: tl.tensor,
+    column_stride: tl.tensor,
+    there: tl.tensor,
+    columns: tl.tensor,
+    width: tl.tensor,
+    CHUNK: tl.constexpr,
+) -> tl.tensor:
+    """[CHUNK, columns] of an input from `token` on: one address, then 32-bit offsets; zero past the ends."""
+    slot = tl.arange(0, CHUNK)[:, None]
+    at = base + token * token_stride + slot * token_stride + (columns * column_stride)[None, :]
+    return tl.load(at, mask=there[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def operand(tile: tl.tensor, OPERAND: tl.constexpr, CARRIER: tl.constexpr) -> tl.tensor:
+    """A factor of a matrix product, rounded to `OPERAND`; the interpreter needs another dtype to carry it."""
+    return tile.to(OPERAND).to(CARRIER)
