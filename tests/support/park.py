@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.cold import Cold
 from tests.support.configs import CONFIGS, ENV, MODELS, ServerConfig, cold_config
+from tests.support.nursery import Nursery
 from tests.support.server import LiveServer
 
 
@@ -33,6 +34,7 @@ class ServerPark:
         self._current: tuple[str, LiveServer] | None = None
         self._next: tuple[str, LiveServer] | None = None
         self._starts = 0
+        self._nursery: Nursery | None = None
 
     def model_dir(self, model: str) -> Path:
         """Folder of a demo model, written at its first use."""
@@ -70,9 +72,17 @@ class ServerPark:
         args = config.args(self.model_dir(config.model))
         if config.observed and config.hybrid:
             args += ["--enable-metrics", "--hybrid-trace", str(log.with_suffix(".jsonl"))]
-        server = LiveServer(args, log, {**ENV, **config.env})
+        server = LiveServer(args, log, {**ENV, **config.env}, self._nursery_for(config))
         server.spawn()
         return server
+
+    def _nursery_for(self, config: ServerConfig) -> Nursery | None:
+        """None where the environment tells something to more than SGLang and the plugin."""
+        if not all(name.startswith("SGLANG_") for name in config.env):
+            return None
+        if self._nursery is None:
+            self._nursery = Nursery(self.directory / "nursery.log", ENV)
+        return self._nursery
 
     @contextmanager
     def serve(self, config: ServerConfig) -> Iterator[LiveServer]:
@@ -89,6 +99,8 @@ class ServerPark:
         self._end_current()
         self._end_next()
         self.cold.stop()
+        if self._nursery is not None:
+            self._nursery.close()
 
     def _start_cold(self, model: str) -> LiveServer:
         context = max(config.context for config in CONFIGS.values() if config.model == model)

@@ -17,8 +17,10 @@ from typing import Any
 
 import requests
 
+from tests.support.nursery import Nursery, Nursling
 from tests.support.reply import Reply, replies_of
 
+LAUNCHER = "sglang.launch_server"
 START_TIMEOUT = 240.0
 REQUEST_TIMEOUT = 120.0
 DRAIN_TIMEOUT = 30.0
@@ -39,20 +41,23 @@ def free_port() -> int:
 
 
 class LiveServer:
-    """`python -m sglang.launch_server ARGS` on a free port, its output in `log_path`."""
+    """`python -m sglang.launch_server ARGS` on a free port, its output in `log_path`.
 
-    def __init__(self, args: Sequence[str], log_path: Path, env: Mapping[str, str]) -> None:
+    With a nursery it is forked from there, where the libraries are imported already.
+    """
+
+    def __init__(
+        self, args: Sequence[str], log_path: Path, env: Mapping[str, str], nursery: Nursery | None = None
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
-        self._args = [
-            sys.executable, "-m", "sglang.launch_server", *args,
-            "--host", "127.0.0.1", "--port", str(self.port),
-        ]  # fmt: skip
+        self._args = [*args, "--host", "127.0.0.1", "--port", str(self.port)]
         self._env = {**os.environ, **env}
+        self._nursery = nursery
         self._http = threading.local()
         self._pool = ThreadPoolExecutor(64)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Nursling | None = None
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -63,9 +68,13 @@ class LiveServer:
 
     def spawn(self) -> None:
         """Spawn without waiting."""
+        if self._nursery is not None:
+            self.process = self._nursery.spawn(LAUNCHER, self._args, self.log_path, self._env)
+            return
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                self._args, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", LAUNCHER, *self._args],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 env=self._env, start_new_session=True,
             )  # fmt: skip
 
