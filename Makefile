@@ -25,10 +25,14 @@ help:
 
 venv: $(STAMP)
 
+# uv unpacks these ten gigabytes several times faster than pip, which may know an index that uv does not.
+
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --progress-bar off --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --progress-bar off uv
+	$(BIN)/uv pip install --quiet --no-cache --python $(BIN)/python --editable '.[test]' || \
+	  $(BIN)/python -m pip install --quiet --progress-bar off --editable '.[test]'
 	@rm -f $(VENV)/.sglang-hybrid-*
 	@touch $@
 
