@@ -19,7 +19,7 @@ class MakeServe(LiveServer):
         super().__init__([], log_path, {})
         make = shutil.which("make")
         assert make is not None
-        self._args = [make, "-C", str(ROOT), "serve", f"PORT={self.port}", *variables]
+        self._command = [make, "-C", str(ROOT), "serve", f"PORT={self.port}", *variables]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")

@@ -53,6 +53,7 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
         self._args = [*args, "--host", "127.0.0.1", "--port", str(self.port)]
+        self._command = [sys.executable, "-m", LAUNCHER, *self._args]
         self._env = {**os.environ, **env}
         self._nursery = nursery
         self._http = threading.local()
@@ -73,8 +74,7 @@ class LiveServer:
             return
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", LAUNCHER, *self._args],
-                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                self._command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 env=self._env, start_new_session=True,
             )  # fmt: skip
 
