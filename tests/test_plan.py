@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import plan as bench
 from bench.plan import HELD_OUT
 from sglang_hybrid.cli.main import main
 from sglang_hybrid.cli.models import PUBLIC
@@ -230,6 +231,25 @@ def test_every_built_in_model_has_parameters() -> None:
         machine, about = machine_of(name, memory="141G", tp="1", budget="10Gi")
         assert 1e8 < machine.cost.weights.parameters <= about.weight_bytes / 2 < 5e11, name
     assert PARAMETERS.keys() <= PUBLIC.keys()
+
+
+def test_the_bench_holds_the_recommendation_against_all(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = choices(machine)
+    some = [one for one in few.candidates if one.checkpoints == "all" and one.headroom in (0.0, 0.25)]
+    monkeypatch.setattr(bench, "choices", lambda machine: few._replace(candidates=some))
+    monkeypatch.setattr(bench, "machine_of", lambda *args, **options: (machine, None))
+    monkeypatch.setattr(bench, "REQUESTS", 8)
+    monkeypatch.setattr(bench, "BEST", 3)
+    answer = bench.measure(1, workers=1)
+    (row,) = answer["profiles"].values()
+    assert answer["of"] == 1 and answer["best"] == row["is_best"]
+    assert row["candidates"] == len(some) == 30 and 1 <= row["place"] <= 30
+    assert row["excess"] >= 0 and row["interval"][0] <= row["excess"] <= row["interval"][1]
+    assert row["worst_excess"] >= row["excess"] - 0.05
+    bench.tables(answer)
+    assert HELD_OUT[0].name in capsys.readouterr().out
 
 
 def test_the_planner_is_judged_on_other_profiles() -> None:
