@@ -11,7 +11,7 @@ import torch
 
 from sglang_hybrid.cli.demo_model import write_demo_model
 from sglang_hybrid.kernels import KernelError
-from sglang_hybrid.platforms import cpu, stock_ops
+from sglang_hybrid.platforms import cpu, snapshot_ops, stock_ops
 from tests.support.recurrence import MixerInputs, convolve, relative_error, scan
 from tests.support.reply import Reply
 from tests.support.server import LiveServer
@@ -121,6 +121,63 @@ def test_scan_and_update_in_a_stock_pool() -> None:
     assert torch.equal(pool[:3], before[:3])
 
 
+def test_snapshots_of_a_prefill() -> None:
+    """States at whole chunks of an extend, where those are chunks of the flat row and where they are not."""
+    torch.manual_seed(3)
+    inputs = MixerInputs.random(21, 4, 2, 6, 16, torch.float32)
+    first = torch.randn(2, 4, 6, 16)
+    out = torch.empty(1, 21, 4, 6)
+    before, ends, tracked = stock_ops.mamba_chunk_scan_combined(
+        inputs.x[None], inputs.dt[None], inputs.a, inputs.b[None], inputs.c[None], chunk_size=4, D=inputs.d,
+        dt_bias=inputs.dt_bias, cu_seqlens=torch.tensor([0, 10, 21], dtype=torch.int32), initial_states=first,
+        return_varlen_states=True, return_track_states=True, track_end_locs=torch.tensor([14, 18]),
+        dt_softplus=True, out=out, state_dtype=torch.float32,
+    )  # fmt: skip
+    assert before is not None and tracked is not None
+    plain = MixerInputs(**{**vars(inputs), "z": None})
+    _, want = scan(plain.part(0, 10), first[0], torch.float32)
+    # What `_track_mamba_state_extend` reads: rows of the squeezed first, all of the squeezed third.
+    for chunk in (1, 2):
+        assert relative_error(before.squeeze(0)[chunk], want[4 * chunk - 1]) < 2e-6
+    assert relative_error(ends[0], want[-1]) < 2e-6
+    want_y, want = scan(plain.part(10, 21), first[1], torch.float32)
+    for got, steps in zip(tracked.squeeze(0), (4, 8), strict=True):
+        assert relative_error(got, want[steps - 1]) < 2e-6
+    assert relative_error(ends[1], want[-1]) < 2e-6 and relative_error(out[0, 10:], want_y) < 2e-6
+
+
+def test_snapshots_of_a_decode_step() -> None:
+    torch.manual_seed(4)
+    conv, ssm = torch.randn(2, 6, 5, 3), torch.randn(2, 6, 4, 7)
+    kept = conv.clone(), ssm.clone()
+    sources, targets = torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([4, 5, 0])
+    mask = torch.tensor([True, False, True])
+    snapshot_ops.track_mamba_states_all_layers(conv, ssm, sources, mask, targets, 2)
+    for states, old in zip((conv, ssm), kept, strict=True):
+        assert torch.equal(states[:, 4], old[:, 1])
+        assert torch.equal(states[:, [0, 1, 2, 3, 5]], old[:, [0, 1, 2, 3, 5]]), (
+            "only the masked of the batch"
+        )
+    snapshot_ops.track_mamba_states_if_needed(conv[1], ssm[1], sources, mask, targets, 3)
+    for states, old in zip((conv, ssm), kept, strict=True):
+        assert torch.equal(states[1, 0], old[1, 3]) and torch.equal(states[0, 0], old[0, 0])
+    freed = torch.tensor([-1, 2, -1])
+    before = ssm.clone()
+    snapshot_ops.track_mamba_states_if_needed(
+        conv[0], ssm[0], sources, mask, freed, 3, check_freed_slots=True
+    )
+    assert torch.equal(ssm, before)
+
+
+def test_pinning_needs_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler pins the mask of a decode step without asking."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.pin_memory)
+    monkeypatch.setattr(snapshot_ops, "replace_functions", lambda table: None)
+    snapshot_ops.install()
+    mask = torch.tensor([True, False])
+    assert mask.pin_memory() is mask
+
+
 def test_what_the_platform_cannot_do_is_refused() -> None:
     x = torch.zeros(1, 2, 1, 4)
     call: dict[str, Any] = {
@@ -128,9 +185,9 @@ def test_what_the_platform_cannot_do_is_refused() -> None:
         "return_track_states": True,
     }  # fmt: skip
     bc = torch.zeros(1, 2, 1, 8)
-    with pytest.raises(KernelError, match="track_end_locs"):
+    with pytest.raises(KernelError, match="varlen"):
         stock_ops.mamba_chunk_scan_combined(
-            x, x[..., 0], torch.zeros(1), bc, bc, 64, track_end_locs=torch.tensor([1]), **call
+            x, x[..., 0], torch.zeros(1), bc, bc, 64, **{**call, "return_varlen_states": False}
         )
     pool, slots = torch.zeros(2, 1, 4, 8), torch.tensor([1])
     with pytest.raises(KernelError, match="A has shape"):

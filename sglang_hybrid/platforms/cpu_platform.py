@@ -15,7 +15,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_hybrid.platforms import gdn_ops, stock_ops
+from sglang_hybrid.platforms import gdn_ops, snapshot_ops, stock_ops
 
 CONV_DTYPE_SWITCH = "SGLANG_MAMBA_CONV_DTYPE"
 
@@ -32,8 +32,8 @@ def weight_bytes(model_path: str) -> int | None:
     return sum(path.stat().st_size for path in files) or None
 
 
-def checkpoint_dtype(model_path: str, trust_remote_code: bool, revision: str | None) -> torch.dtype | None:
-    """Dtype that the checkpoint's config.json names, or None where it cannot be read or names none.
+def text_config(server_args: Any) -> Any | None:
+    """The checkpoint's config.json, None where it cannot be read.
 
     Source symbol: `_get_and_verify_dtype` of `sglang.srt.configs.model_config`, which reads the
     same two places.
@@ -41,11 +41,19 @@ def checkpoint_dtype(model_path: str, trust_remote_code: bool, revision: str | N
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     try:
-        config = get_config(model_path, trust_remote_code=trust_remote_code, revision=revision)
+        config = get_config(
+            server_args.model_path,
+            trust_remote_code=server_args.trust_remote_code,
+            revision=server_args.revision,
+        )
     except Exception:  # a default must not be what stops the start; SGLang reports the config itself
-        logger.debug("config of %s could not be read for its dtype", model_path, exc_info=True)
+        logger.debug("config of %s could not be read", server_args.model_path, exc_info=True)
         return None
-    config = getattr(config, "text_config", None) or config
+    return getattr(config, "text_config", None) or config
+
+
+def checkpoint_dtype(config: Any | None) -> torch.dtype | None:
+    """Dtype that a config names, None where it names none."""
     dtype = getattr(config, "dtype", None)
     return getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
 
@@ -57,6 +65,7 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_name = "cpu"
     device_type = "cpu"
     capabilities = PlatformCapabilities()
+    takes_snapshots = False
 
     def get_device(self, device_id: int = 0) -> str:
         """A string, unlike the mixin's: `handle_missing_default_values` splits it at the colon."""
@@ -69,13 +78,14 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return "native"
 
     def support_mamba_cache_extra_buffer(self) -> bool:
-        """False: the snapshots of `extra_buffer` are taken by Triton kernels and pinned host memory."""
-        return False
+        """Whether the model is a Mamba2 one: those of the gated delta rule have no snapshots here."""
+        return self.takes_snapshots
 
     def init_backend(self) -> None:
         """Called once in each worker, before any model is built."""
         stock_ops.install()
         gdn_ops.install()
+        snapshot_ops.install()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Defaults for whatever the user left open (`handle_platform_defaults` declares them).
@@ -91,17 +101,15 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
             # The automatic choice is extra_buffer as soon as overlap is on, whatever the platform
             # says it can do; without overlap it is no_buffer.
             server_args.disable_overlap_schedule = True
+        config = text_config(server_args)
+        self.takes_snapshots = hasattr(config, "mamba_d_state")
         weights = weight_bytes(server_args.model_path)
         if server_args.mem_fraction_static is None and weights is not None:
             # A fraction of what is free now covers weights and pools (KVCacheConfigurator).
             free, _ = self.get_available_memory()
             server_args.mem_fraction_static = round(min(0.8, (weights + POOL_BYTES) / free), 3)
-        if server_args.dtype == "auto":
-            dtype = checkpoint_dtype(
-                server_args.model_path, server_args.trust_remote_code, server_args.revision
-            )
-            if dtype == torch.float32:
-                server_args.dtype = "float32"
+        if server_args.dtype == "auto" and checkpoint_dtype(config) == torch.float32:
+            server_args.dtype = "float32"
         if server_args.dtype in ("float", "float32"):
             # Read from the environment by mamba2_state_dtype, here and in every child.
             os.environ.setdefault(CONV_DTYPE_SWITCH, "float32")

@@ -6,8 +6,6 @@ by name holds it.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 
 import torch
@@ -15,6 +13,7 @@ import torch
 from sglang_hybrid.kernels import delta_scan, delta_update, gates, read_states, write_states
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.elementwise import silu
+from sglang_hybrid.platforms.replace import replace_functions
 from sglang_hybrid.platforms.stock_ops import causal_conv1d_fn, causal_conv1d_update, stock_plan
 from sglang_hybrid.pools.views import StateView
 
@@ -181,10 +180,4 @@ REPLACEMENTS: dict[str, tuple[Callable[..., object], ...]] = {
 
 def install() -> None:
     """Put the replacements where they are defined and wherever they were imported by name.  Idempotent."""
-    for module_name, functions in REPLACEMENTS.items():
-        module = importlib.import_module(module_name)
-        for ours in functions:
-            original = getattr(module, ours.__name__)
-            for holder in [m for name, m in sys.modules.items() if name.startswith("sglang.")]:
-                if vars(holder).get(ours.__name__) is original:
-                    setattr(holder, ours.__name__, ours)
+    replace_functions(REPLACEMENTS)

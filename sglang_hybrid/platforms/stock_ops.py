@@ -30,14 +30,33 @@ MIXER_MODULE = "sglang.srt.layers.attention.mamba.mamba"
 
 
 @lru_cache(maxsize=8)
-def _segments(query_start: tuple[int, ...], device: torch.device) -> Segments:
-    """Pieces of a stock prefill: no grid, positions relative to the extend; one plan for all layers."""
-    return plan_segments(query_start, [0] * (len(query_start) - 1), None, device=device)
+def _segments(query_start: tuple[int, ...], grid: int | None, device: torch.device) -> Segments:
+    """Pieces of a stock prefill, positions relative to the extend; one plan for all layers."""
+    return plan_segments(query_start, [0] * (len(query_start) - 1), grid, device=device)
 
 
-def stock_plan(query_start_loc: torch.Tensor, device: torch.device) -> Segments:
-    """`_segments` of a stock prefill's flat offsets."""
-    return _segments(tuple(query_start_loc.tolist()), device)
+def stock_plan(
+    query_start_loc: torch.Tensor, device: torch.device, snapshot_grid: int | None = None
+) -> Segments:
+    """`_segments` of a stock prefill's flat offsets, a state every `snapshot_grid` tokens of an extend."""
+    return _segments(tuple(query_start_loc.tolist()), snapshot_grid, device)
+
+
+def _snapshots(
+    states: torch.Tensor, plan: Segments, chunk: int, ends: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """States before every chunk of the flat row [1, chunks, H, P, N], and those at flat `ends` [1, K, ...].
+
+    The caller wants states at whole chunks of an extend, counted from its first token: where that is a
+    multiple of the chunk in the flat row too, it looks them up in the first, elsewhere it names them in
+    `ends`.  The rest of the first is zero.
+    """
+    at = {int(end): index for index, end in enumerate(plan.emission_flat_end.tolist())}
+    before = states.new_zeros((1, plan.tokens // chunk + 1, *states.shape[1:]))
+    for end, index in at.items():
+        if end % chunk == 0:
+            before[0, end // chunk] = states[index]
+    return before, states[[at[int(end)] for end in ends.tolist()]][None]
 
 
 def causal_conv1d_fn(
@@ -120,21 +139,16 @@ def mamba_chunk_scan_combined(
     state_dtype: torch.dtype | None = None,
     track_end_locs: torch.Tensor | None = None,
     **_unused: object,
-) -> tuple[None, torch.Tensor, None]:
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
     """Prefill scan of one ragged row: `x` [1, T, H, P] -> (None, end states [S, H, P, N], None).
 
     Source symbol: `mamba_chunk_scan_combined` of `sglang.kernels.ops.mamba.triton_ops`, as
-    `MambaMixer2.forward` calls it: outputs go to `out`, no states at chunk starts.  Snapshots in
-    mid-prefill (`track_end_locs`) belong to the strategy `extra_buffer`, which this platform does
-    not offer; asking for one raises `KernelError`.
+    `MambaMixer2.forward` calls it: outputs go to `out`.  With `track_end_locs`, which the strategy
+    `extra_buffer` gives (maybe empty), the first and the third are `_snapshots`.
     """
     if cu_seqlens is None or out is None or not return_varlen_states or not return_track_states:
         raise KernelError("the scan serves MambaMixer2 only: needs cu_seqlens, out, varlen and track states")
-    if track_end_locs is not None and track_end_locs.numel() > 0:
-        raise KernelError(
-            f"track_end_locs has shape {list(track_end_locs.shape)}, needs [0] on this platform"
-        )
-    plan = stock_plan(cu_seqlens, x.device)
+    plan = stock_plan(cu_seqlens, x.device, None if track_end_locs is None else chunk_size)
     _, states = ssd_scan(
         x[0],
         dt[0],
@@ -151,7 +165,10 @@ def mamba_chunk_scan_combined(
         state_dtype=torch.float32 if state_dtype is None else state_dtype,
         out=out[0],
     )
-    return None, states, None
+    if track_end_locs is None:
+        return None, states, None
+    before, tracked = _snapshots(states, plan, chunk_size, track_end_locs)
+    return before, states[plan.last_emission], tracked
 
 
 def _head_values(name: str, tensor: torch.Tensor, keep: int) -> torch.Tensor:
