@@ -42,10 +42,11 @@ class Request(NamedTuple):
         return (self.prompt - 1) // HASHED_TOKENS
 
 
-def load(path: Path = DEFAULT_TRACE, most: int | None = None) -> list[Request]:
+def load(path: Path = DEFAULT_TRACE, most: int | None = None, *, capped: bool = True) -> list[Request]:
     """The trace under the paper's caps: answers cut at 1,024 tokens, longer contexts than 8,192 left out.
 
-    `most` keeps the first requests only.  Raises `FileNotFoundError` when there is no such file.
+    `most` keeps the first requests only; without `capped` all of them stay, as they are.  Raises
+    `FileNotFoundError` when there is no such file.
     """
     requests = []
     with path.open(encoding="utf-8") as lines:
@@ -53,11 +54,11 @@ def load(path: Path = DEFAULT_TRACE, most: int | None = None) -> list[Request]:
             row = json.loads(line)
             request = Request(
                 row["input_length"],
-                min(row["output_length"], MOST_NEW_TOKENS),
+                min(row["output_length"], MOST_NEW_TOKENS) if capped else row["output_length"],
                 tuple(row["hash_ids"]),
                 row["timestamp"] / 1000,
             )
-            if request.prompt + request.new <= CONTEXT_LIMIT:
+            if not capped or request.prompt + request.new <= CONTEXT_LIMIT:
                 requests.append(request)
     return requests[:most]
 

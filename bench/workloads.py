@@ -125,12 +125,18 @@ def _turns(said: Sequence[dict[str, Any]], count_tokens: CountTokens) -> Iterabl
         yield turn
 
 
-def mooncake(path: Path = DEFAULT_TRACE, most: int | None = None, rate: float | None = None) -> list[Request]:
-    """A Mooncake trace under the paper's caps (`bench.trace.load`), one run of 512 tokens a hash id.
+def mooncake(
+    path: Path = DEFAULT_TRACE,
+    most: int | None = None,
+    rate: float | None = None,
+    *,
+    capped: bool = True,
+) -> list[Request]:
+    """A Mooncake trace, one run of 512 tokens a hash id, under the paper's caps (`bench.trace.load`) or not.
 
     `rate` stretches its times to so many requests a second on average.
     """
-    rows = trace.load(path, most)
+    rows = trace.load(path, most, capped=capped)
     stretch = 1.0
     if rate is not None and rows and rows[-1].at > 0:
         stretch = len(rows) / rows[-1].at / rate

@@ -20,9 +20,9 @@ FLOORS = (
 """From the ground up. A room may use rooms of its own floor and of those below."""
 
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-CORE = ("geometry", "ledger", "pools", "radix")
+CORE = ("geometry", "ledger", "pools", "radix", "simulator")
 TENSORS = {"pools/arena.py", "pools/views.py"}
-"""The two files of the core's folders that may know torch."""
+"""The two files of the core's folders that may know torch; the simulator runs on what is left."""
 
 HEAVY = {"torch", "sglang", "triton", "flashinfer", "transformers", "numpy"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -245,7 +245,7 @@ class Organization(ABC):
         self.unit_pool.want(units, entry)
 
     def uncache_units(self, units: Sequence[int], entry: Entry) -> None:
-        wanted = [unit for unit in units if any(e is entry for e in self.unit_pool.dependents(unit))]
+        wanted = [unit for unit in units if entry in self.unit_pool.dependents(unit)]
         self.unit_pool.unwant(wanted, entry)
         self._forget_free(wanted)
 
@@ -305,7 +305,7 @@ class Organization(ABC):
         """Take it out of the lookup and clear the reverse index; idempotent."""
         if checkpoint.owner is not None:
             checkpoint.detach()
-        if not any(entry is checkpoint for entry in self.state_pool.dependents(checkpoint.pages[0])):
+        if checkpoint not in self.state_pool.dependents(checkpoint.pages[0]):
             return
         if checkpoint.references:
             self.checkpoints_shared -= 1

@@ -173,14 +173,15 @@ class PagePool:
 
     def unwant(self, pages: Iterable[int], entry: Entry) -> None:
         """The lookup has lost `entry`: clear the reverse relation, free what nobody else has."""
+        dependents, wanted, references = self._dependents, self._wanted, self._references
         for page in pages:
-            entries = self._dependents[page]
+            entries = dependents[page]
             if entry not in entries:
                 continue  # already cleared by the reclaim that this call resumes
-            self._dependents[page] = tuple([other for other in entries if other is not entry])
-            self._wanted[page] -= 1
+            left = wanted[page] = wanted[page] - 1
+            dependents[page] = tuple([other for other in entries if other is not entry]) if left else ()
             # Held, or under reclaim: that does not change.
-            if not self._wanted[page] and not self._references[page] and page not in self.reclaims:
+            if not left and not references[page] and page not in self.reclaims:
                 self._counts[PageState.CACHED] -= 1
                 self._freed(page)
 

@@ -186,17 +186,16 @@ class PackedConv(SharedPool):
     def idle_slab_bytes(self) -> int:
         return self.slabs.slabs * self.page_bytes - self.slabs.lines * self.slot_bytes
 
-    def _pages_beside(self, need: Need, room: int) -> int:
-        """Pages for the need when `room` lines are there already."""
-        slabs = ceil_div(max(0, need.checkpoints - room), self.slabs.slots_per_page)
-        return need.units + need.checkpoints * self.members + slabs
-
     def fits(self, need: Need) -> bool:
+        units, checkpoints = need
+        if not checkpoints:
+            return units <= self._pool.free
         room = self.slabs.room
         if self._pool.reclaims:
             # A slab under reclaim takes no more lines: it would never empty.
             room -= sum(self.slabs.free_slots(page) for page in self._pool.reclaims)
-        return self._pages_beside(need, room) <= self._pool.free
+        slabs = ceil_div(checkpoints - room, self.slabs.slots_per_page) if checkpoints > room else 0
+        return units + checkpoints * self.members + slabs <= self._pool.free
 
     def could_fit(self, need: Need) -> bool:
         if self.fits(need):

@@ -121,6 +121,13 @@ class Core:
             taken += count
         return True
 
+    def take_chunk(self, job: Job, end: int) -> bool:
+        """Take the units of a further chunk, if there is a state to leave the boundary with too."""
+        units = self.units_to(job, end)
+        if not self.organization.could_fit(Need(units, int(self.insists))):
+            return False
+        return self.take([job], [units])
+
     def prefill(self, chunks: Sequence[tuple[Job, int]]) -> None:
         """Prepare a forward up to these token depths; their units are there."""
         live = self.live

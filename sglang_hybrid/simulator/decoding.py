@@ -5,19 +5,24 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from sglang_hybrid.pools.organization import Need
+from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.job import Job
 
 
 class Decoding:
     """`steps` decode steps have been made; a job that joined at depth p has its `zero` p steps before."""
 
-    def __init__(self, grid: int) -> None:
-        self.grid = grid
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.grid = core.grid
         self.steps = 0
         self.context = 0
         """Tokens of all of them."""
         self.leaving: dict[Job, None] = {}
         """Those on a boundary that they leave with the next step."""
+        self.forked: dict[Job, None] = {}
+        """Those whose last forward reads another state than it writes, until the next one is prepared."""
         self._jobs: dict[Job, None] = {}
         self._due: list[tuple[int, int, int, Job]] = []
         """Step at which a job comes to its end or to a boundary; left-over entries have another life."""
@@ -38,7 +43,12 @@ class Decoding:
         job.zero = self.steps - job.position
         self._jobs[job] = None
         self.context += job.position
-        self._file(job)
+        self.forked[job] = None
+        blocks, beyond = divmod(job.position, self.grid)
+        if beyond:
+            self._push(job, blocks + 1)
+        else:
+            self.leaving[job] = None
 
     def remove(self, job: Job) -> None:
         """It has ended, or is preempted; `job.position` is valid again."""
@@ -47,21 +57,50 @@ class Decoding:
         job.zero = None
         del self._jobs[job]
         self.leaving.pop(job, None)
+        self.forked.pop(job, None)
 
-    def depart(self) -> list[Job]:
-        """Take those that stand on a boundary: they leave it now."""
-        jobs = list(self.leaving)
+    # -- the coming step --------------------------------------------------------------------
+
+    def fits(self) -> bool:
+        """Whether the coming step finds its units, and pages for live states that others have adopted."""
+        core, (_, counts) = self.core, self._wanted(1)
+        states = len(self.leaving) if core.insists else core.live.forced
+        return core.organization.could_fit(Need(sum(counts), states))
+
+    def take(self, steps: int) -> bool:
+        """Units for so many steps, no further than anybody's next boundary; all or nothing."""
+        return self.core.take(*self._wanted(steps))
+
+    def _wanted(self, steps: int) -> tuple[list[Job], list[int]]:
+        core = self.core
+        # Where a unit is a block, only those on a boundary lack one.
+        jobs = list(self.leaving if core.unit_tokens == core.grid else self._jobs)
+        return jobs, [core.units_to(job, self.position(job) + steps) for job in jobs]
+
+    def leave_boundaries(self) -> bool:
+        """Prepare the step: let go what the last forwards read, publish and fork on boundaries.
+
+        Says whether anything was given back or published.
+        """
+        core = self.core
+        granted = self.take(1)
+        assert granted, "the decode step was checked"
+        changed = bool(self.forked or self.leaving)
+        for job in self.forked:
+            if job not in self.leaving:
+                core.live.settle(job.state)
+        self.forked.clear()
+        for job in self.leaving:
+            position = self.position(job)
+            core.publish(job, position)
+            core.live.begin(job.state, position, None)
+            if job.state.source is not None:
+                self.forked[job] = None
+            self._push(job, position // self.grid + 1)
         self.leaving.clear()
-        for job in jobs:
-            self._push(job, self.position(job) // self.grid + 1)
-        return jobs
+        return changed
 
-    def _file(self, job: Job) -> None:
-        blocks, beyond = divmod(self.position(job), self.grid)
-        if beyond:
-            self._push(job, blocks + 1)
-        else:
-            self.leaving[job] = None
+    # -- time -------------------------------------------------------------------------------
 
     def _push(self, job: Job, blocks: int) -> None:
         assert job.zero is not None

@@ -28,7 +28,8 @@ def key_of(runs: Iterable[tuple[Hashable, int]], grid: int) -> bytes:
     parts: list[int] = []
     missing = grid
     for name, tokens in runs:
-        content, start = stable(name), 0
+        # Numbers serve as they are; -1 and -2 have one hash.
+        content, start = name if type(name) is int and name >= 0 else stable(name), 0
         while tokens - start >= missing:
             end = start + missing
             parts += (content, start, end)

@@ -68,14 +68,23 @@ class EnginePass:
         self.due = core.live.due
         self.states = self.leaves = self._asked = 0
         self.is_open = True
-        unit, total = core.unit_tokens, 0
-        for job in decoding:
-            position = decoding.position(job)
-            left = min(job.limit - (position - job.prompt + 1), MOST_EXPECTED)
-            expected = math.ceil(max(0.0, left * (1.0 if job.is_exact else ratio)))
-            total += max(0, ceil_div(position + expected, unit) - ceil_div(position, unit)) * unit
-        self._total, self._current = total, 0
+        self._total, self._current = self._expected(decoding, ratio), 0
         """Tokens that are promised: whatever may come of them, and in the coming forward."""
+
+    def _expected(self, decoding: Decoding, ratio: float) -> int:
+        """Tokens of the units that those that decode are expected to take."""
+        unit, steps, units = self.core.unit_tokens, decoding.steps, 0
+        for job in decoding:
+            assert job.zero is not None
+            position = steps - job.zero
+            left = job.limit - (position - job.prompt + 1)
+            if left > MOST_EXPECTED:
+                left = MOST_EXPECTED
+            if not job.is_exact:
+                left = math.ceil(left * ratio)
+            if left > 0:
+                units += (position + left - 1) // unit - (position - 1) // unit
+        return units * unit
 
     def fits(self, job: Job, start: int, tokens: int) -> bool:
         """As `GridPrefillBudget.check_prefill`."""

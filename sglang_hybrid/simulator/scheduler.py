@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_hybrid.pools.organization import Need as Pieces
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.decoding import Decoding
 from sglang_hybrid.simulator.job import Job
@@ -38,10 +37,8 @@ class Scheduler:
         """In order of admission."""
         self.prefilling: dict[Job, None] = {}
         """Of these, the ones whose prompt is not computed yet."""
-        self.decoding = Decoding(self.core.grid)
+        self.decoding = Decoding(self.core)
         self.expectation = Expectation()
-        self._forked: dict[Job, None] = {}
-        """Jobs whose forward reads another state than it writes; settled when the next one is prepared."""
         self._blocked = False
         """The head of the queue found no memory, and nothing has been given back since."""
 
@@ -81,7 +78,8 @@ class Scheduler:
 
     def _schedule(self, *, admits: bool) -> list[Chunk]:
         """Chunks of the coming step: prompts that go on, then waiting requests while they may begin."""
-        admits = admits and bool(self.waiting) and not self._blocked
+        most = self.setting.most_running
+        admits = admits and bool(self.waiting) and not self._blocked and len(self.running) < most
         if not admits and not self.prefilling:
             return []
         rules: SourcePass | EnginePass
@@ -91,7 +89,7 @@ class Scheduler:
             rules = SourcePass(self.core, self.serving.need, self.prefilling, self.running)
         chunks = self._go_on(rules)
         going_on = len(chunks)
-        left, most = self._tokens_left(chunks), self.setting.most_running
+        left = self._tokens_left(chunks)
         while admits and self.waiting and left > 0 and len(self.running) < most:
             job = self.waiting[0]
             tokens = self._adopt(job, left, rules)
@@ -141,7 +139,7 @@ class Scheduler:
             if not tokens:
                 break
             end = job.position + tokens
-            while rules.preempts and not self._granted(job, end):
+            while rules.preempts and not self.core.take_chunk(job, end):
                 victim = self._victim()
                 self._preempt(victim)
                 chunks = [chunk for chunk in chunks if chunk[0] is not victim]
@@ -149,14 +147,6 @@ class Scheduler:
                     return chunks
             chunks.append((job, end))
         return chunks
-
-    def _granted(self, job: Job, end: int) -> bool:
-        """Take the units of a further chunk, if there is a state to leave the boundary with too."""
-        core = self.core
-        units = core.units_to(job, end)
-        if not core.organization.could_fit(Pieces(units, int(core.insists))):
-            return False
-        return core.take([job], [units])
 
     def _adopt(self, job: Job, left: int, rules: SourcePass | EnginePass) -> int | None:
         """Tokens of a job's first chunk; 0 when the step has too few left, None when memory has."""
@@ -210,13 +200,12 @@ class Scheduler:
             self.core.publish(job, end)
             return
         del self.prefilling[job]
-        if job.lives == 1:
+        if job.known == job.prompt:
             job.first_token = self.line.now
         if end == job.end:
             self._finish(job)
             return
         self.core.publish(job, end)
-        self._forked[job] = None
         self.decoding.join(job)
 
     def _published(self) -> None:
@@ -230,44 +219,15 @@ class Scheduler:
     def _prepare_decode(self) -> bool:
         """Make room for the coming decode step, and prepare it; says whether anybody was preempted for it."""
         preempted = False
-        while self.decoding and not self._fits_decode():
+        while self.decoding and not self.decoding.fits():
             self._preempt(self._victim())
             preempted = True
-        self._leave_boundaries()
+        if self.decoding.leave_boundaries():
+            self._published()
         if preempted:
             done = [(self.decoding.position(job) - job.prompt + 1, job.limit) for job in self.decoding]
             self.expectation.preempted(done)
         return preempted
-
-    def _fits_decode(self) -> bool:
-        core, (_, counts) = self.core, self._wanted(1)
-        states = len(self.decoding.leaving) if core.insists else core.live.forced
-        return core.organization.could_fit(Pieces(sum(counts), states))
-
-    def _wanted(self, steps: int) -> tuple[list[Job], list[int]]:
-        """Units that so many decode steps take, no further than anybody's next boundary."""
-        core, decoding = self.core, self.decoding
-        # Where a unit is a block, only those on a boundary lack one.
-        jobs = list(decoding.leaving) if core.unit_tokens == core.grid else list(decoding)
-        return jobs, [core.units_to(job, decoding.position(job) + steps) for job in jobs]
-
-    def _leave_boundaries(self) -> None:
-        """Prepare the decode step: publish and fork on boundaries, let go what the last forwards read."""
-        core, decoding = self.core, self.decoding
-        granted = core.take(*self._wanted(1))
-        assert granted, "the decode step was checked"
-        for job in self._forked:
-            if job not in decoding.leaving:
-                core.live.settle(job.state)
-        if self._forked or decoding.leaving:
-            self._published()
-        self._forked.clear()
-        for job in decoding.depart():
-            position = decoding.position(job)
-            core.publish(job, position)
-            core.live.begin(job.state, position, None)
-            if job.state.source is not None:
-                self._forked[job] = None
 
     def _decode(self) -> None:
         """Steps until something happens: a boundary, an end, or an arrival that could begin."""
@@ -276,7 +236,7 @@ class Scheduler:
         if not decoding:
             return
         steps = self._undisturbed()
-        while steps > 1 and not self.core.take(*self._wanted(steps)):
+        while steps > 1 and not decoding.take(steps):
             steps = (steps + 1) // 2
         self.outcome.steps += steps
         if not preempted:
@@ -287,16 +247,16 @@ class Scheduler:
     def _undisturbed(self) -> int:
         """Decode steps in which nothing happens."""
         decoding = self.decoding
-        if self._forked:
+        if decoding.forked:
             return 1  # what this step reads is let go with the next
         steps = decoding.steps_to_due()
         if self.waiting and not self._blocked and len(self.running) < self.setting.most_running:
             return 1  # the head waits for tokens of a step
         is_open = not self.waiting and len(self.running) < self.setting.most_running
-        if steps > 1 and self.line.next_at is not None and is_open:
-            left = self.line.next_at - self.line.now
-            steps = min(steps, self.cost.steps_until(len(decoding), decoding.context, left))
-        return steps
+        if steps == 1 or self.line.next_at is None or not is_open:
+            return steps
+        left = self.line.next_at - self.line.now
+        return min(steps, self.cost.steps_until(len(decoding), decoding.context, left))
 
     def _advance(self, steps: int) -> None:
         for job in self.decoding.advance(steps):
@@ -317,7 +277,6 @@ class Scheduler:
 
     def _left(self, job: Job) -> None:
         del self.running[job]
-        self._forked.pop(job, None)
         self._blocked = False
 
     def _victim(self) -> Job:

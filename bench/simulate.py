@@ -1,0 +1,145 @@
+"""`python -m bench.simulate`: the public Mooncake conversation trace through the simulator, whole.
+
+Every request with its own length, arrival and answer, on Falcon-H1-7B, by the scheduling of SGLang with the
+plugin or of the source.  A budget is the bytes of so many S2 pages.  What is timed is the simulation alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench.capacity import MODEL, geometry, organization
+from bench.table import parser, report, table
+from bench.trace import DEFAULT_TRACE
+from bench.workloads import mooncake
+from sglang_hybrid.cli.families import hybrid_shape
+from sglang_hybrid.cli.models import PUBLIC
+from sglang_hybrid.pools.factory import ORGANIZATIONS
+from sglang_hybrid.radix.placement import PLACEMENTS
+from sglang_hybrid.radix.policy import Policy
+from sglang_hybrid.simulator.cost import StepCost, Weights
+from sglang_hybrid.simulator.devices import DEVICES
+from sglang_hybrid.simulator.outcome import Outcome
+from sglang_hybrid.simulator.request import Request
+from sglang_hybrid.simulator.run import simulate
+from sglang_hybrid.simulator.setting import ENGINE, SOURCE, Setting
+
+PAGES = (254, 1000, 10_000)
+SERVING = {"engine": ENGINE, "source": SOURCE}
+PARAMETERS = 7.6e9
+"""Of Falcon-H1-7B, two bytes each."""
+
+
+def step_cost(device: str) -> StepCost:
+    """Falcon-H1-7B in bf16 on a device of the table."""
+    shape = hybrid_shape(PUBLIC[MODEL].config, MODEL)
+    # Two products, each a multiplication and an addition, for every element of every query head.
+    head_dim = geometry()[0].kv_row_bytes / (2 * 2 * shape.kv_heads)
+    pair = 4 * shape.query_heads * head_dim * len(shape.attention)
+    return StepCost.of(DEVICES[device], Weights(PARAMETERS, 2 * PARAMETERS, pair), geometry()[0])
+
+
+def run(requests: Sequence[Request], name: str, pages: int, base: Setting) -> dict[str, Any]:
+    """One simulation, and how fast it was."""
+    setting = Setting(
+        lambda: organization(name, pages), base.cost, base.policy, base.serving, base.most_running
+    )
+    started = time.perf_counter(), time.process_time()
+    outcome = simulate(setting, requests)
+    wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
+    speed = {
+        "wall_seconds": round(wall, 2),
+        "cpu_seconds": round(cpu, 2),
+        "requests_per_wall_second": round(len(requests) / wall, 1),
+        "requests_per_cpu_second": round(len(requests) / cpu, 1),
+    }
+    return {"organization": name, "pages": pages, **speed, **figures(outcome)}
+
+
+def figures(outcome: Outcome) -> dict[str, Any]:
+    """What the simulated device did."""
+    return {
+        "simulated_seconds": round(outcome.seconds, 1),
+        "served": outcome.served,
+        "refused": outcome.refused,
+        "preemptions": outcome.preemptions,
+        "prompt_tokens": outcome.prompt_tokens,
+        "adopted_tokens": outcome.adopted_tokens,
+        "hit_rate": round(outcome.adopted_tokens / max(outcome.prompt_tokens, 1), 4),
+        "prefilled_tokens": outcome.prefilled_tokens,
+        "prefilled_again_tokens": outcome.prefilled_again_tokens,
+        "output_tokens_per_second": round(outcome.throughput, 1),
+        "waiting_median": outcome.waiting_median,
+        "running_median": outcome.running_median,
+    }
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> None:
+    shown = (
+        ("requests/s", "requests_per_wall_second"),
+        ("of CPU", "requests_per_cpu_second"),
+        ("served", "served"),
+        ("refused", "refused"),
+        ("hit rate", "hit_rate"),
+        ("preempted", "preemptions"),
+        ("running", "running_median"),
+        ("waiting", "waiting_median"),
+        ("hours", "simulated_seconds"),
+    )
+    table(
+        "Requests simulated a second, and what they met: tokens adopted of prompt tokens, medians over time",
+        ("organization, S2 pages", *(head for head, _ in shown)),
+        [
+            (
+                f"{row['organization']} {row['pages']}",
+                *(row[key] / 3600 if head == "hours" else row[key] for head, key in shown),
+            )
+            for row in rows
+        ],
+    )
+
+
+def main() -> None:
+    options = parser("simulate", __doc__)
+    options.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="Mooncake trace (JSON lines)")
+    options.add_argument("--requests", type=int, help="the first so many only")
+    options.add_argument("--pages", default=",".join(map(str, PAGES)), help="budgets in S2 pages")
+    options.add_argument("--organization", default="S2", help=f"of {','.join(ORGANIZATIONS)}, or several")
+    options.add_argument("--serving", choices=SERVING, default="engine", help="whose scheduling")
+    options.add_argument("--device", choices=DEVICES, default="H100")
+    options.add_argument("--running", type=int, default=64, help="most running requests")
+    options.add_argument("--headroom", type=float, default=0.0)
+    options.add_argument("--retention", type=int)
+    options.add_argument("--checkpoints", choices=PLACEMENTS, default="all")
+    chosen = options.parse_args()
+    if not chosen.trace.is_file():
+        options.error(f"there is no trace at {chosen.trace}: name one with --trace")
+    names = chosen.organization.split(",")
+    unknown = [name for name in names if name not in ORGANIZATIONS]
+    if unknown:
+        options.error(f"--organization {unknown[0]} is not known: use {', '.join(ORGANIZATIONS)}")
+    requests = mooncake(chosen.trace, chosen.requests, capped=False)
+    policy = Policy(chosen.headroom, chosen.retention, chosen.checkpoints)
+    cost, serving = step_cost(chosen.device), SERVING[chosen.serving]
+    base = Setting(lambda: organization("S2", 1000), cost, policy, serving, chosen.running)
+    cases = [(name, int(pages)) for name in names for pages in chosen.pages.split(",")]
+    rows = [run(requests, name, pages, base) for name, pages in tqdm(cases, disable=None)]
+    answer = {
+        "trace": chosen.trace.name,
+        "requests": len(requests),
+        "serving": chosen.serving,
+        "device": chosen.device,
+        "policy": policy._asdict(),
+        "most_running": chosen.running,
+        "rows": rows,
+    }
+    report(answer, chosen.json, lambda: tables(rows))
+
+
+if __name__ == "__main__":
+    main()
