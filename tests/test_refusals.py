@@ -371,6 +371,16 @@ def test_model_not_served(architecture: str, config: dict[str, Any], tmp_path: P
     assert ", ".join(refusals.SERVED) in said
 
 
+def test_experts_are_not_served(tmp_path: Path) -> None:
+    """One architecture, with and without: those without are."""
+    family = FAMILIES["granite-4"]
+    model = write_config(tmp_path / "8", family=family, num_local_experts=8, num_experts_per_tok=2)
+    said = sentence("--model-path", model, *ON)
+    assert "GraniteMoeHybridForCausalLM without experts, not with 8 (num_local_experts" in said
+    assert said.endswith("serve a dense one, or leave --hybrid-mem out for stock SGLang.")
+    resolved("--model-path", write_config(tmp_path / "0", family=family), *ON, "--skip-tokenizer-init")
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

@@ -60,6 +60,8 @@ SERVED = {
 """Architectures with an adapter for their recurrent layers, and why the page format fits."""
 DELTA_RULE = ("Qwen3_5ForCausalLM",)
 """Those whose recurrent layers are not Mamba2."""
+DENSE = ("GraniteMoeHybridForCausalLM",)
+"""Those that may have experts, and are served without."""
 
 
 def _organization(facts: Facts) -> str | None:
@@ -263,6 +265,19 @@ def _architecture(facts: Facts) -> str | None:
     )
 
 
+def _experts(facts: Facts) -> str | None:
+    """Granite-4 has one architecture for models with and without experts."""
+    name = (facts.model.hf_config.architectures or ["?"])[0]
+    count = getattr(facts.model.hf_config, "num_local_experts", 0)
+    if name not in DENSE or not count:
+        return None
+    return (
+        f"--hybrid-mem {facts.mem} is tested with {name} without experts, not with {count} "
+        f"(num_local_experts, --model-path {facts.now('model_path')}): serve a dense one, or leave "
+        "--hybrid-mem out for stock SGLang."
+    )
+
+
 def _attention_backend(facts: Facts) -> str | None:
     from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
 
@@ -361,6 +376,7 @@ def _post_capture(facts: Facts) -> str | None:
 
 MODEL_RULES: tuple[Rule, ...] = (
     Rule("model_path", _architecture),
+    Rule("model_path", _experts),
     Rule("attention_backend", _attention_backend),
     Rule("page_size", _final_page),
     Rule("hybrid_grid", _layout),
