@@ -1,4 +1,5 @@
-"""Views of an arena begin on their dtype, or the refusal names what would do."""
+"""Views of an arena: none touches another's bytes, and each begins on its dtype or a refusal names what would
+do."""
 
 import re
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 from sglang_hybrid.geometry import GeometryError
+from sglang_hybrid.kernels import read_states, read_windows, write_states, write_windows
 from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.factory import make_organization
 
@@ -39,3 +41,49 @@ def test_what_is_misaligned_names_what_would_do(
             name = other[1] if other else name
             grid = int(finer[1]) if finer else grid
     arenas(name, grid, shape).conv(0)
+
+
+@pytest.mark.parametrize("name", ["S0", "S1", "S2", "D0"])
+def test_every_layer_of_every_checkpoint_has_bytes_of_its_own(name: str) -> None:
+    """Two arenas of three stripes, one of them not full: what all layers, checkpoints and KV rows were given
+    is there when all have written; what is freed takes its bytes along and no others."""
+    shape = StateShape(1, 8, torch.float32, 3, 5, 8, torch.float32, 6, 3, torch.float32)
+    model = shape.geometry((0, 4), (1, 2, 3, 5, 6))
+    organization = make_organization(name, model, 16, 1 << 17)
+    memory = Arenas(organization.layout(), shape, model, "cpu")
+    taken = [organization.allocate_checkpoint() for _ in range(3)]
+    units = organization.allocate_units(2)
+    assert units is not None
+    pages = torch.tensor([checkpoint.members for checkpoint in taken if checkpoint])
+    lines = torch.tensor([checkpoint.line for checkpoint in taken if checkpoint])
+    unit_rows = memory.layout.kv_page_bytes // model.kv_row_bytes
+    slots = [unit * unit_rows + offset for unit in units for offset in range(min(16, unit_rows))]
+
+    torch.manual_seed(1)
+    states, windows = torch.randn(5, 3, 3, 5, 8), torch.randn(5, 3, 6, 3)
+    rows = torch.randn(model.arenas, len(slots), 2, 1, 8)
+    for layer in range(5):
+        write_states(memory.state(layer), pages, states[layer])
+        write_windows(memory.conv(layer), lines, windows[layer])
+    for arena in range(model.arenas):
+        memory.kv(arena)[slots] = rows[arena]
+
+    def kept(checkpoints: list[int]) -> None:
+        for layer in range(5):
+            assert torch.equal(
+                read_states(memory.state(layer), pages)[checkpoints], states[layer, checkpoints]
+            )
+            assert torch.equal(
+                read_windows(memory.conv(layer), lines)[checkpoints], windows[layer, checkpoints]
+            )
+        for arena in range(model.arenas):
+            assert torch.equal(memory.kv(arena)[slots], rows[arena])
+
+    kept([0, 1, 2])
+    for page in pages[1].tolist():
+        memory.poison_state(page)
+    memory.poison_line(int(lines[1]))
+    kept([0, 2])
+    for layer in range(5):
+        assert read_states(memory.state(layer), pages[1:2]).isnan().all()
+        assert read_windows(memory.conv(layer), lines[1:2]).isnan().all()

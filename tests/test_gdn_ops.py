@@ -1,5 +1,6 @@
 """The gated delta rule of stock SGLang on a CPU, and of our backend: called as Qwen3.5 calls them."""
 
+import inspect
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -73,16 +74,53 @@ def test_projections_norm_and_gate() -> None:
     assert relative_error(flat, gated) < 1e-6
 
 
-def test_what_the_platform_cannot_do_is_refused() -> None:
-    x = torch.zeros(1, 2, 1, 4)
-    with pytest.raises(KernelError, match="initial_state"):
-        gdn_ops.chunk_gated_delta_rule(x, x, x, x[..., 0], x[..., 0])
-    with pytest.raises(KernelError, match="activation is 'sigmoid'"):
-        gdn_ops.rms_norm_gated(x=x, weight=x, bias=None, z=x, is_rms_norm=True, activation="sigmoid")
-    with pytest.raises(KernelError, match=r"scale is 1\.0"):
-        gdn_ops.fused_recurrent_gated_delta_rule_packed_decode(
-            x, x, x, x, x, 1.0, x, x, x, use_qk_l2norm_in_kernel=True
-        )
+X = torch.zeros(1, 2, 1, 4)
+SCAN: dict[str, Any] = {
+    "initial_state": X, "initial_state_indices": X[0, 0, 0], "cu_seqlens": X[0, 0, 0],
+    "use_qk_l2norm_in_kernel": True,
+}  # fmt: skip
+NORM: dict[str, Any] = {"x": X, "weight": X, "bias": None, "z": X, "is_rms_norm": True}
+DECODE: dict[str, Any] = {"scale": 0.5, "use_qk_l2norm_in_kernel": True}
+
+
+@pytest.mark.parametrize(
+    ("operation", "given", "wrong", "message"),
+    [
+        ("fused_gdn_gating", {}, {"beta": 2.0}, r"beta 2\.0 and threshold 20\.0 bend softplus"),
+        ("fused_gdn_gating", {}, {"threshold": 5.0}, r"needs 1\.0 and 20\.0"),
+        *(
+            ("chunk_gated_delta_rule", SCAN, {name: None}, "needs initial_state, its indices and cu_seqlens")
+            for name in ("initial_state", "initial_state_indices", "cu_seqlens")
+        ),
+        ("chunk_gated_delta_rule", SCAN, {"scale": 1.0}, "no own scale"),
+        ("chunk_gated_delta_rule", SCAN, {"head_first": True}, "tokens first"),
+        ("chunk_gated_delta_rule", SCAN, {"use_qk_l2norm_in_kernel": False}, "unit keys"),
+        ("fused_recurrent_gated_delta_rule_packed_decode", DECODE, {"scale": 1.0}, r"scale is 1\.0, needs"),
+        (
+            "fused_recurrent_gated_delta_rule_packed_decode",
+            DECODE,
+            {"use_qk_l2norm_in_kernel": False},
+            "needs unit keys",
+        ),
+        ("rms_norm_gated", NORM, {"activation": "sigmoid"}, "activation is 'sigmoid', needs 'swish' or"),
+        *(
+            ("rms_norm_gated", NORM, wrong, "needs a gate behind an RMS norm, no bias, no groups")
+            for wrong in (
+                {"z": None}, {"bias": X}, {"group_size": 2},
+                {"norm_before_gate": False}, {"is_rms_norm": False},
+            )
+        ),
+        ("fused_sigmoid_mul", {}, {"quant": True}, "quant is True, needs False"),
+    ],
+)  # fmt: skip
+def test_what_the_platform_cannot_do_is_refused(
+    operation: str, given: dict[str, Any], wrong: dict[str, Any], message: str
+) -> None:
+    """Every tensor that a call has besides is a small one."""
+    function = getattr(gdn_ops, operation)
+    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    with pytest.raises(KernelError, match=message):
+        function(**dict.fromkeys(needed, X) | given | wrong)
 
 
 def test_replacements_reach_whoever_imported_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
