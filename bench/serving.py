@@ -1,8 +1,8 @@
 """`python -m bench.serving`: the real SGLang, stock against S0, S1, S2 and D0, at equal state bytes.
 
-All servers run at once, idle but for the one that is measured, and get the same requests from SGLang's own
-benchmark client (`sglang.bench_serving`): a number of clients, each with one request at a time.  *shared*:
-questions behind 8 contexts, the source's workload (for the demo model at an eighth of its lengths);
+All servers run at once (on a CPU about 2.5 GB each), idle but for the one that is measured, and get the same
+requests from SGLang's own client (`sglang.bench_serving`): many clients, one request of each at a time.
+*shared*: questions behind 8 contexts, the source's workload (for the demo model at an eighth of its lengths);
 *control*: the same lengths, nothing in common.  Each repetition has a seed of its own and another order of
 the arms; ratios are paired by repetition.  Options behind `--` go to every server.
 """
@@ -164,12 +164,12 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--grid", type=int, help="of S0 to S2; D0 keeps its own (default 64, --model-path: 512)"
     )
-    options.add_argument("--pages", type=int, default=192, help="budget in S2 pages (default 192)")
+    options.add_argument("--pages", type=int, default=254, help="budget in S2 pages (default 254)")
     options.add_argument("--clients", type=int, default=24, help="requests at a time (default 24)")
-    options.add_argument("--requests", type=int, default=48, help="of a run (default 48)")
+    options.add_argument("--requests", type=int, default=40, help="of a run (default 40)")
     options.add_argument("--repetitions", type=int, default=5, help="each with a seed of its own (default 5)")
     options.add_argument(
-        "--quick", action="store_true", help="stock and S2 only, 2 repetitions of 32 requests, unless given"
+        "--quick", action="store_true", help="stock and S2 only, 2 repetitions of 24 requests, unless given"
     )
     options.add_argument(
         "--client",
@@ -187,7 +187,7 @@ def chosen(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Arm], list[str
     own, passed = words[:at], words[at + 1 :]
     options = parser()
     if "--quick" in own:
-        options.set_defaults(arms=f"{STOCK},S2", repetitions=2, requests=32)
+        options.set_defaults(arms=f"{STOCK},S2", repetitions=2, requests=24)
     found = options.parse_args(own)
     try:
         arms = [Arm.parse(text) for text in found.arms.split(",")]
