@@ -62,6 +62,8 @@ def checked(setting: Setting, requests: list[Request]) -> Outcome:
         held = {unit for job in one.running for unit in job.state.units}
         pool = one.core.organization.unit_pool
         assert all(pool.references(unit) for unit in held)
+        pins = [node.checkpoint.pins for node in one.core.tree.nodes() if node.checkpoint is not None]
+        assert sum(pins) == len(one.core.pins)
         assert one.core.live.running == len(one.running) <= setting.most_running
         assert len(one.prefilling) + len(one.decoding) == len(one.running)
         assert one.decoding.context == sum(one.decoding.position(job) for job in one.decoding)
@@ -138,6 +140,17 @@ def test_an_answer_serves_the_next_turn() -> None:
     other = replace(second, segments=(("a", 2 * GRID), ("other", 2 * GRID + 1), ("b", 1)))
     reached = [simulate(setting("S1"), [first, turn], records=True).records for turn in (second, other)]
     assert [records[1].j_adopt for records in reached if records] == [4 * GRID, 2 * GRID]
+
+
+def test_where_a_prefill_leaves_checkpoints() -> None:
+    """A prompt of five blocks and a tail in chunks of four: at chunk ends, or at every boundary."""
+    left = {}
+    for name, serving in SERVINGS.items():
+        one = Scheduler(setting("S1", serving), [alone((("a", 5 * GRID + 1),), 1)])
+        one.run()
+        left[name] = [node.depth for node in one.core.tree.nodes() if node.checkpoint is not None]
+    assert left["source"] == left["separate"] == [4, 5]
+    assert left["engine"] == left["unaligned"] == [1, 2, 3, 4, 5]
 
 
 def test_salts_and_isolation() -> None:

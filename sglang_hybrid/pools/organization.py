@@ -27,6 +27,9 @@ class Need(NamedTuple):
         return Need(self.units + other.units, self.checkpoints + other.checkpoints)
 
 
+ONE_CHECKPOINT = Need(checkpoints=1)
+
+
 def part_of(part: float, count: int) -> int:
     """floor(part x count), of the decimal number as it is written: 0.29 of 100 are 29."""
     return int(Fraction(str(part)) * count)
@@ -37,6 +40,10 @@ class Relief(NamedTuple):
 
     units: bool
     checkpoints: bool
+
+
+EITHER = Relief(units=True, checkpoints=True)
+"""Where both kinds share one pool."""
 
 
 class Layout(NamedTuple):

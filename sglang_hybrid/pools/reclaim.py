@@ -81,11 +81,32 @@ class Reclaim:
 
     def run(self) -> bool:
         """Advance until done; False when the page is still executed on and the reclaim waits."""
+        pool, page = self.pool, self.page
+        if self.step is ReclaimStep.FREEZE and pool.wanted(page) and not pool.references(page):
+            self._run_through()
+            return True
         while self.step is not ReclaimStep.DONE:
             before = self.step
             if self.advance() is before:
                 return False
         return True
+
+    def _run_through(self) -> None:
+        """All steps at once, nothing to wait for: what `advance` does, and most evictions are."""
+        self.entries = entries = tuple(self.pool.dependents(self.page))
+        for entry in entries:
+            entry.frozen = True
+        self.pool.open_reclaim(self.page, self)
+        self._detaching = True
+        self.step = ReclaimStep.DETACH
+        for entry in entries:
+            entry.detach()
+        self.step = ReclaimStep.UNINDEX
+        for entry in entries:
+            self._unindex(entry)
+        self.entries = ()
+        self.step = ReclaimStep.DONE
+        self.pool.close_reclaim(self.page)
 
     def abandon(self) -> None:
         """Before anything was detached, go back to the old world; afterwards only forward is legal."""

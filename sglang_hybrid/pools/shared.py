@@ -17,7 +17,16 @@ from sglang_hybrid.geometry import (
     coarse_page_bytes,
     conv_slot_bytes,
 )
-from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief, part_of
+from sglang_hybrid.pools.organization import (
+    EITHER,
+    ONE_CHECKPOINT,
+    Checkpoint,
+    Layout,
+    Need,
+    Organization,
+    Relief,
+    part_of,
+)
 from sglang_hybrid.pools.pages import IntegrityError, PagePool, PageState
 from sglang_hybrid.pools.slabs import NO_LINE, SlabLines
 
@@ -69,7 +78,7 @@ class SharedPool(Organization):
         return self.pages_for(need) <= self._pool.size
 
     def relief(self, need: Need) -> Relief:
-        return Relief(units=True, checkpoints=True)
+        return EITHER
 
     def token_capacity(self) -> int:
         return self._pool.size * self.unit_tokens
@@ -221,7 +230,7 @@ class PackedConv(SharedPool):
         return (entry for entry in self._pool.dependents(page) if isinstance(entry, Checkpoint))
 
     def _take_checkpoint(self) -> Checkpoint | None:
-        if not self.fits(Need(checkpoints=1)):
+        if not self.fits(ONE_CHECKPOINT):
             return None
         line = self.slabs.take(self._pool.reclaims)
         if line is None:

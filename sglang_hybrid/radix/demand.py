@@ -97,8 +97,13 @@ class Demand:
 
     def _last_end(self, node: Node) -> int | None:
         """Fingerprint of the deepest end on the path; None when it passes none."""
-        fingerprints = [one for run in node.path() for one in run.fingerprints()]
-        return next((one for one in reversed(fingerprints) if one in self._ends), None)
+        run: Node | None = node
+        while run is not None and run.parent is not None:
+            for one in reversed(run.fingerprints()):
+                if one in self._ends:
+                    return one
+            run = run.parent
+        return None
 
     def _remember(self, node: Node, end: End) -> None:
         fingerprint = node.fingerprints()[-1]

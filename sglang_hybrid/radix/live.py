@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
+from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need, Organization
 from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.demand import Kind
 from sglang_hybrid.radix.history import History, Reuse, Trail
@@ -276,7 +276,7 @@ class LiveStates:
         self.forks += 1
 
     def _take_live(self) -> Checkpoint:
-        if not self.lifetime.make_room(Need(checkpoints=1)):
+        if not self.lifetime.make_room(ONE_CHECKPOINT):
             raise OutOfState("no pages for the live state of an admitted request")
         checkpoint = self.organization.allocate_checkpoint()
         assert checkpoint is not None
@@ -291,7 +291,7 @@ class LiveStates:
         # Running requests come first: each keeps its next unit, and the state it may have to take.
         if not self.organization.could_fit(Need(units=self.running, checkpoints=1 + self.due)):
             return None
-        if not self.lifetime.make_room(Need(checkpoints=1), limit):
+        if not self.lifetime.make_room(ONE_CHECKPOINT, limit):
             return None
         checkpoint = self.organization.allocate_checkpoint()
         assert checkpoint is not None
