@@ -38,7 +38,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env={**os.environ, **env},
+                env={**os.environ, **env}, start_new_session=True,
             )  # fmt: skip
         self._socket = ours
         self._lock = threading.Lock()
