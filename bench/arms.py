@@ -40,11 +40,12 @@ BUDGET_UNIT = 1568 * 1024
 """Bytes a layer of the source's budgets: a checkpoint of 1557 KiB in whole units of 16 tokens."""
 
 RETENTION_THRESHOLD = 2
+MEAN_INPUT = 3332
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the source leaves open; the defaults are SIMULATION.md's set X."""
+    """What the source leaves open; the defaults are SIMULATION.md's set X, but for the step's budget."""
 
     requests: int = 280
     """Requests a run."""
@@ -53,27 +54,39 @@ class Constants:
     question_sigma: float = 1.4
     mean_new: float = 250.0
     new_sigma: float = 0.9
-    prefill_tokens: int = 8192
+    prefill_tokens: int = 2048
+    """Tokens of a step: what vLLM V1 gives a server on an A100 by default."""
     flops: float = 170e12
     bandwidth: float = 1.4e12
     overhead: float = 2e-3
     headroom: float = 0.19
     """f of the runs of C1 to C4."""
-    attention_share: float = 0.42
-    """D0's split."""
+    slowness: float = 1.0
+    """Factor on the seconds of a step in C9 to C11."""
+
+    @property
+    def attention_share(self) -> float:
+        """D0's split: KV of a mean request, half of its answer generated, beside two states, the live one
+        and a checkpoint."""
+        tokens = MEAN_INPUT + self.mean_new / 2
+        model = geometry()
+        attention = tokens * model.kv_row_bytes
+        return attention / (attention + 2 * model.checkpoint_bytes)
 
 
 ASSUMPTIONS = {
-    "D0's split": "attention_share .42: no absolute figure is D0's, so nothing pins it; taken beforehand "
-    "from the prototype's set X (it left .35 to .44 open)",
-    "headroom of C1-C4": "f = .19, as the published running medians and the lack of preemptions in C1 say; "
-    "those of C5, C8, C10 and C11 are f = 0",
-    "byte budgets": "1568 KiB a layer and unit: b63, b83, b108 are 192, 254 and 330 S2 pages",
+    "D0's split": "no absolute figure of D0 is known, so nothing pins it: it is sized by what a mean request "
+    "has, KV of its input and half its answer, a live state and a checkpoint (attention share about .53)",
+    "headroom": "that of C1 to C4 is one of the source's own values, fitted; C5, C8, C10 and C11 have f = 0",
+    "slowness": "published levels of C11 (371, 514 tok/s) are below what the constants of C1 to C4 give; one "
+    "factor on the seconds of a step, fitted to the two, holds for C9 to C11, which ran on the same memory",
+    "prefill": "2,048 tokens a step, vLLM V1's default for a server on an A100",
+    "byte budgets": "1568 KiB a layer and unit: b63, b83 and b108 are 192, 254 and 330 S2 pages",
     "throughput": "output tokens of completed requests over the whole run, the drain included",
     "retention": "threshold 2, f = 0, 3 req/s",
-    "order of eviction": "what was released longest ago; blank pages first; dead KV waits for its turn",
+    "order of eviction": "what was released longest ago, blank pages and dead KV waiting for their turn too",
     "checkpoints": "where chunks of a prefill end (the last whole block among them) and where a decode "
-    "leaves a boundary; a running request holds one",
+    "leaves a boundary; a running request holds one, and who finds no memory for the next is preempted",
     "device": "one A100-40GB, by a roofline; the scheduler costs nothing but the overhead of a step",
 }
 
@@ -90,6 +103,8 @@ class Arm(NamedTuple):
     retention: bool = False
     isolate: bool = False
     most_running: int = 63
+    slow: bool = False
+    """One of the runs of C9 to C11, whose published levels are lower than those of C1 to C4 allow."""
 
 
 class Figures(NamedTuple):
@@ -148,13 +163,14 @@ def workload(arm: Arm, constants: Constants) -> SharedContexts:
 def setting(arm: Arm, constants: Constants, order: Callable[[GridTree], Lifetime] = ReleaseOrder) -> Setting:
     model = geometry()
     weights = Weights(PARAMETERS, 2 * PARAMETERS, _pair_flops())
+    slowness = constants.slowness if arm.slow else 1.0
     cost = StepCost(
-        constants.flops,
-        constants.bandwidth,
+        constants.flops / slowness,
+        constants.bandwidth / slowness,
         weights,
         model.kv_row_bytes * model.arenas,
         model.checkpoint_bytes * model.arenas,
-        constants.overhead,
+        constants.overhead * slowness,
     )
     headroom = constants.headroom if arm.headroom is None else arm.headroom
     return Setting(
