@@ -196,7 +196,7 @@ def main() -> None:
     answer = result(found, slow, SEEDS)
     if chosen.freeze:
         before = json.loads(CALIBRATION.read_text(encoding="utf-8")) if CALIBRATION.is_file() else {}
-        kept = {name: before[name] for name in ("evaluation_seeds", "evaluations") if name in before}
+        kept = {name: before[name] for name in ("evaluation_seeds", "history") if name in before}
         CALIBRATION.write_text(json.dumps({**answer, **kept}, indent=1) + "\n", encoding="utf-8")
     report(answer, chosen.json, lambda: tables(answer))
 

@@ -48,7 +48,8 @@ class Comparison(NamedTuple):
     """Of its effects."""
     parts: Callable[[Runs], list[Part]]
     calibrated: str | None = None
-    """What of it the constants were fitted to."""
+    """Which of its levels the constants were fitted to: all that it compares.  One level of C1 (S0) and two
+    of C11 (without retention) were fitted too; what is compared with them was not."""
     trivial: str | None = None
     """Why it would hold anyway."""
     margin: str | None = None

@@ -90,7 +90,7 @@ def depth_and_retention(runs: Runs, seeds: Sequence[int]) -> Figure:
 
 def sharing_and_retention(runs: Runs, seeds: Sequence[int]) -> Figure:
     figure, (panel,) = _figure(
-        "Retention pays where requests share", seeds, 1, f"S2, 254 pages, f = 0. {WORKLOAD}"
+        "Throughput with and without retention", seeds, 1, f"S2, 254 pages, f = 0. {WORKLOAD}"
     )
     arms = {"SHARE": False, "ISOLATE": True}
     _bars(

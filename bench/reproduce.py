@@ -213,7 +213,10 @@ def tables(answer: Mapping[str, Any]) -> None:
         f"{answer['magnitudes_published']} published magnitudes that nothing was calibrated on are met "
         f"within a factor of {FACTOR}: {', '.join(answer['within'])}."
     )
-    print("calibrated: a level of it was fitted; trivial: holds anyway; weak: the interval leaves the range.")
+    print(
+        "calibrated: all levels that it compares were fitted; trivial: holds anyway; weak: the interval "
+        "leaves the range that the mean must lie in."
+    )
     for name, reason in answer["not_reproduced"].items():
         print(f"Not reproduced: {name}.  {reason}")
     table(
@@ -234,6 +237,9 @@ def tables(answer: Mapping[str, Any]) -> None:
         ("budget", "f", "hot"),
         [(one["budget"], one["headroom"], one["hot"]) for one in answer["hot_share"]],
     )
+    print("\nHow it was calibrated")
+    for text in answer["calibration"]["history"]:
+        print(f"  {text}")
     print("\nAssumptions")
     for name, text in answer["assumptions"].items():
         print(f"  {name}: {text}")
