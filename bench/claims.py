@@ -183,7 +183,12 @@ COMPARISONS: tuple[Comparison, ...] = (
 )
 
 
-UNREPRODUCED: dict[str, str] = {}
+UNREPRODUCED: dict[str, str] = {
+    "C6a": "no seed's cache is hot at b63, with headroom or without: it ends preemptions and little more",
+    "C6b": "a third of the seeds is hot without headroom; with steps as slow as in C9 to C11 the gain more "
+    "than doubled on calibration seeds, but b108 was not flat (C6c)",
+    "C7a": "a D0 sized by a mean request's demand equals S2 at f = 0, and headroom helps it less than S2",
+}
 """What was learnt of comparisons that do not hold: said beside them, should they fail."""
 
 
