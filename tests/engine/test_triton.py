@@ -5,7 +5,7 @@ from tests.support.tokens import T
 from tests.support.witness import Witness
 
 
-@on("triton")
+@on("triton", "triton-qwen")
 def test_a_short_prompt_a_hit_and_a_crossing(witness: Witness) -> None:
     """Prefill over two boundaries, a fork of the second, decode over two more, a hit on what decode left."""
     prompt = T(1, 19)

@@ -246,12 +246,16 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64), observed=True),
         ServerConfig("d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64), observed=True),
         # The Triton kernels, interpreted: a millisecond a program, so a few tokens.
-        ServerConfig(
-            "triton",
-            organization="S2",
-            memory=Memory(tokens=1024, spare=32),
-            flags=("--hybrid-kernels", "triton"),
-            env={"TRITON_INTERPRET": "1"},
+        *(
+            ServerConfig(
+                name,
+                organization=organization,
+                model=model,
+                memory=Memory(tokens=1024, spare=32),
+                flags=("--hybrid-kernels", "triton"),
+                env={"TRITON_INTERPRET": "1"},
+            )
+            for name, organization, model in (("triton", "S2", "tiny"), ("triton-qwen", "S1", "qwen"))
         ),
         # Placements that keep less than every boundary; with them, headroom and retention.
         *(
