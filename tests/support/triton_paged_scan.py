@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.segments import Segments, plan_segments
 from tests.support import paged_state
 from tests.support.interpreted import LONG, Check, main, norm_error, poisoned_outputs, same_bytes, tolerance
@@ -155,6 +156,23 @@ def resumes_bit_for_bit(rule: Rule, stored: torch.dtype, device: str) -> None:
             assert same_bytes(warm.pages.get(warm.dst_map[later]), want), f"state at {key}"
 
 
+def refuses_what_it_cannot_hold(rule: Rule, device: str) -> None:
+    """Rows wider than a program's registers, and inputs that no matrix product takes."""
+    for case, sentence in (
+        (replace(BASE, state=replace(STATE, size=257)), "rows hold 257 elements, needs 256 or less"),
+        (replace(BASE, inputs=torch.float64), "is float64, needs bfloat16 or float16 or float32"),
+    ):
+        world = World(rule, case)
+        before = world.pages.arena.clone()
+        try:
+            world.run(device)
+        except KernelError as error:
+            assert sentence in str(error), error
+        else:
+            raise AssertionError(f"not refused: {sentence}")
+        assert same_bytes(world.pages.arena, before)
+
+
 def cases_of(rule: Rule, table: Mapping[str, Case]) -> dict[str, Check]:
     """Cases of a prefill by name."""
     checks: dict[str, Callable[[str], None]] = {
@@ -162,6 +180,7 @@ def cases_of(rule: Rule, table: Mapping[str, Case]) -> dict[str, Check]:
     }
     checks["sentinels and sink"] = partial(skips_what_is_nowhere, rule)
     checks["last emission in place"] = partial(the_last_emission_may_be_in_place, rule)
+    checks["what it cannot hold"] = partial(refuses_what_it_cannot_hold, rule)
     checks["resume"] = partial(resumes_bit_for_bit, rule, torch.float32)
     checks["resume, bf16"] = partial(resumes_bit_for_bit, rule, BF16)
     return checks
