@@ -108,6 +108,15 @@ class Core:
 
     # -- forwards ---------------------------------------------------------------------------
 
+    def chunk(self, start: int, known: int, left: int) -> int:
+        """Tokens of the chunk that begins at `start`; 0 when the next boundary is too far."""
+        if not self.aligned:
+            return min(known - start, left)
+        last = known // self.grid * self.grid
+        if start >= last:
+            return known - start if known - start <= left else 0
+        return min(last, (start + left) // self.grid * self.grid) - start
+
     def take(self, jobs: Sequence[Job], counts: Sequence[int]) -> bool:
         """So many more units for each, all or nothing."""
         total = sum(counts)
@@ -142,9 +151,13 @@ class Core:
             else:
                 live.extend(job.state, job.position, end)
 
-    def publish(self, job: Job, position: int) -> None:
-        """Hand whole blocks to the tree, up to the depth that launched forwards have written."""
-        published = self.live.publish(job.state, job.node, job.key(self.grid), position, position)
+    def publish(self, job: Job, position: int, length: int | None = None) -> None:
+        """Hand whole blocks to the tree, up to the depth that launched forwards have written.
+
+        `length` is a lesser depth, where the one of the live state is prepared already.
+        """
+        length = position if length is None else length
+        published = self.live.publish(job.state, job.node, job.key(self.grid), length, position)
         if published.node is not job.node:
             node = self.tree.lock(published.node)
             self.tree.unlock(job.node)

@@ -11,6 +11,9 @@ from sglang_hybrid.radix.node import Node
 from sglang_hybrid.simulator.keys import key_of
 from sglang_hybrid.simulator.request import Request
 
+Chunk = tuple["Job", int]
+"""A job, and the token depth to which a step prefills it."""
+
 
 class Job:
     """`known` tokens are prefilled in the present life; the forward after them gives the next token.

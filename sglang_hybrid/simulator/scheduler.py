@@ -6,15 +6,12 @@ from collections.abc import Iterable
 
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.decoding import Decoding
-from sglang_hybrid.simulator.job import Job
+from sglang_hybrid.simulator.job import Chunk, Job
 from sglang_hybrid.simulator.line import Line
 from sglang_hybrid.simulator.outcome import Outcome, record
 from sglang_hybrid.simulator.passes import EnginePass, Expectation, SourcePass
 from sglang_hybrid.simulator.request import Request
 from sglang_hybrid.simulator.setting import Need, Setting, Victim
-
-Chunk = tuple[Job, int]
-"""A job, and the token depth to which a step prefills it."""
 
 
 class Scheduler:
@@ -41,6 +38,8 @@ class Scheduler:
         self.expectation = Expectation()
         self._blocked = False
         """The head of the queue found no memory, and nothing has been given back since."""
+        self._late: dict[Job, None] = {}
+        """Their prompts are computed, and published once the next step is prepared."""
 
     def run(self) -> Outcome:
         """Serve them all."""
@@ -118,23 +117,13 @@ class Scheduler:
         left = self.setting.prefill_tokens - sum(end - job.position for job, end in chunks)
         return left - len(self.decoding) if self.serving.mixed else left
 
-    def _chunk(self, start: int, known: int, left: int) -> int:
-        """Tokens of the chunk that begins at `start`; 0 when the next boundary is too far."""
-        if not self.serving.aligned:
-            return min(known - start, left)
-        grid = self.core.grid
-        last = known // grid * grid
-        if start >= last:
-            return known - start if known - start <= left else 0
-        return min(last, (start + left) // grid * grid) - start
-
     def _go_on(self, rules: SourcePass | EnginePass) -> list[Chunk]:
         """Next chunks of prompts that are being computed, in order of admission."""
         chunks: list[Chunk] = []
         for job in list(self.prefilling):
             if not job.running:
                 continue  # preempted for one before it
-            tokens = self._chunk(job.position, job.known, self._tokens_left(chunks))
+            tokens = self.core.chunk(job.position, job.known, self._tokens_left(chunks))
             tokens = rules.goes_on(job, tokens) if tokens > 0 else 0
             if not tokens:
                 break
@@ -153,7 +142,7 @@ class Scheduler:
         core = self.core
         match = core.match(job)
         start = match.depth * core.grid
-        tokens = self._chunk(start, job.known, left)
+        tokens = self.core.chunk(start, job.known, left)
         if not tokens:
             return 0
         if not rules.fits(job, start, tokens):
@@ -175,6 +164,7 @@ class Scheduler:
     def _prefill(self, chunks: list[Chunk]) -> None:
         outcome = self.outcome
         self.core.prefill(chunks)
+        self._publish_late(0)
         tokens = sum(end - job.position for job, end in chunks)
         context = sum(end for _, end in chunks)
         pairs = sum((end - job.position) * (job.position + end + 1) / 2 for job, end in chunks)
@@ -205,8 +195,17 @@ class Scheduler:
         if end == job.end:
             self._finish(job)
             return
-        self.core.publish(job, end)
+        if self.serving.overlaps:
+            self._late[job] = None
+        else:
+            self.core.publish(job, end)
         self.decoding.join(job)
+
+    def _publish_late(self, prepared: int) -> None:
+        """Prompts of the last step, when so many further tokens of their requests are prepared."""
+        for job in self._late:
+            self.core.publish(job, job.known + prepared, job.known)
+        self._late.clear()
 
     def _published(self) -> None:
         """There is more to match, and more to evict: the source tries the queue's head again, SGLang waits
@@ -224,6 +223,7 @@ class Scheduler:
             preempted = True
         if self.decoding.leave_boundaries():
             self._published()
+        self._publish_late(1)
         if preempted:
             done = [(self.decoding.position(job) - job.prompt + 1, job.limit) for job in self.decoding]
             self.expectation.preempted(done)
@@ -263,8 +263,6 @@ class Scheduler:
             self.decoding.remove(job)
             self._finish(job)
 
-    # -- the end ----------------------------------------------------------------------------
-
     def _finish(self, job: Job) -> None:
         self.core.release(job, job.end)
         self._left(job)
@@ -277,6 +275,7 @@ class Scheduler:
 
     def _left(self, job: Job) -> None:
         del self.running[job]
+        self._late.pop(job, None)
         self._blocked = False
 
     def _victim(self) -> Job:

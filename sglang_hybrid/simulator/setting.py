@@ -50,12 +50,16 @@ class Serving(NamedTuple):
     insists: bool
     """Who leaves a boundary takes a new state, and preempts for it; otherwise it goes on in place, and leaves
     no checkpoint, where memory is short."""
+    overlaps: bool = False
+    """The next step is prepared before the last one's prompts are published."""
 
 
 SOURCE = Serving(mixed=True, aligned=True, need=Need.CHUNK, victim=Victim.LAST, insists=True)
 """vLLM V1 with checkpoints where chunks end, as the source changed it."""
 
-ENGINE = Serving(mixed=False, aligned=False, need=Need.ANSWER, victim=Victim.LEAST, insists=False)
+ENGINE = Serving(
+    mixed=False, aligned=False, need=Need.ANSWER, victim=Victim.LEAST, insists=False, overlaps=True
+)
 """SGLang 0.5.23 with the plugin, its scheduler's defaults."""
 
 
