@@ -91,7 +91,7 @@ def plan(machine: Machine, traffic: Traffic, conversations: bool, workers: int =
     best, compared = recommend(race, choice.candidates)
     last = range(SEEDS[-1])
     memories = _memories(race, best, compared, last)
-    against = _neighbours(race, best, choice.candidates, range(SEEDS[1]))
+    against = _neighbours(race, best, choice.candidates)
     figures = {name: race.of(best, last, name) for name in Run._fields}
     pressed = Race(machine, traffic.at_rate(traffic.rate * PRESSED), race.count, workers)
     pressed.prepare([best], last)
@@ -145,15 +145,16 @@ def _memories(
     return found
 
 
-def _neighbours(
-    race: Race, best: Candidate, candidates: Sequence[Candidate], seeds: Sequence[int]
-) -> dict[str, list[Against]]:
-    """Other values of each choice, everything else equal."""
+def _neighbours(race: Race, best: Candidate, candidates: Sequence[Candidate]) -> dict[str, list[Against]]:
+    """Other values of each choice, everything else equal; those that seem better on all seeds."""
+    few, last = range(SEEDS[1]), range(SEEDS[-1])
     around = [one for one in neighbours(best, candidates) if one.memory == best.memory]
-    race.prepare([best, *around], seeds)
+    race.prepare([best, *around], few)
+    close = [one for one in around if race.excess(one, best, few).mean < 0]
+    race.prepare(close, last)
     return {
         field: [
-            Against(one, race.excess(one, best, seeds))
+            Against(one, race.excess(one, best, last if one in close else few))
             for one in around
             if getattr(one, field) != getattr(best, field)
         ]
