@@ -49,6 +49,7 @@ def test_every_layer_of_every_checkpoint_has_bytes_of_its_own(name: str) -> None
     is there when all have written; what is freed takes its bytes along and no others."""
     shape = StateShape(1, 8, torch.float32, 3, 5, 8, torch.float32, 6, 3, torch.float32)
     model = shape.geometry((0, 4), (1, 2, 3, 5, 6))
+    assert [model.place(layer) for layer in range(5)] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]  # dealt
     organization = make_organization(name, model, 16, 1 << 17)
     memory = Arenas(organization.layout(), shape, model, "cpu")
     taken = [organization.allocate_checkpoint() for _ in range(3)]
