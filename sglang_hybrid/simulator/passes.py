@@ -88,6 +88,8 @@ class EnginePass:
 
     def fits(self, job: Job, start: int, tokens: int) -> bool:
         """As `GridPrefillBudget.check_prefill`."""
+        if not self.is_open:
+            return False  # a prompt that goes on waits: nobody may take what it waits for
         core, unit = self.core, self.core.unit_tokens
         answer = min(max(job.limit - (job.known - job.prompt), 0), MOST_EXPECTED)
         units = ceil_div(job.known - start + answer, unit) + ceil_div(self._total, unit)
