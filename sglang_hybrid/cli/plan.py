@@ -14,14 +14,13 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from sglang_hybrid.cli.families import HybridShape
 from sglang_hybrid.cli.fields import ConfigError
 from sglang_hybrid.cli.ledger import SSM_DTYPES, choice, load, size, whole
 from sglang_hybrid.cli.ledger_report import DTYPES
 from sglang_hybrid.cli.models import PUBLIC
-from sglang_hybrid.cli.plan_report import lines, report
+from sglang_hybrid.cli.plan_report import About, lines, report
 from sglang_hybrid.geometry import GeometryError
 from sglang_hybrid.planner.candidates import Machine
 from sglang_hybrid.planner.plan import NothingFits, plan
@@ -51,22 +50,6 @@ PARAMETERS = {
 
 SERVED = ("falcon_h1", "granitemoehybrid", "qwen3_5_text")
 """Families that the plugin serves; others can be planned for."""
-
-
-class About(NamedTuple):
-    """What the report says of model and machine."""
-
-    model: str
-    source: str
-    path: str
-    """For `--model-path`."""
-    family: str
-    device: Device
-    memory: int
-    weight_bytes: float
-    tp: int
-    kv_dtype: str
-    ssm_dtype: str
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -165,8 +148,19 @@ def machine_of(
     machine = Machine(geometry, shape.chunk, bytes_left, cost, running, PREFILL_TOKENS)
     folder = Path(model).parent if Path(model).is_file() else Path(model)
     path = PUBLIC[name].repository if name in PUBLIC else str(folder)
-    about = About(name, source, path, shape.family, chosen, has, weight_bytes, ranks, kv_dtype, ssm_dtype)
-    return machine, about
+    return machine, About(
+        name,
+        source,
+        path,
+        shape.family in SERVED,
+        chosen,
+        has,
+        STATIC_PART,
+        weight_bytes,
+        ranks,
+        kv_dtype,
+        ssm_dtype,
+    )
 
 
 def _device(name: str | None, memory: int) -> Device:

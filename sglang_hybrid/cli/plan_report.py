@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from sglang_hybrid.cli.ledger_table import columns
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, conv_slot_bytes
@@ -12,28 +12,43 @@ from sglang_hybrid.planner.candidates import Candidate, slots
 from sglang_hybrid.planner.plan import Against, Plan
 from sglang_hybrid.planner.race import NOISE, Interval
 from sglang_hybrid.radix.policy import DEFAULT_POLICY
-
-if TYPE_CHECKING:
-    from sglang_hybrid.cli.plan import About
+from sglang_hybrid.simulator.devices import Device
 
 FLAG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 """Short spellings in the words of SGLang's flags."""
 
 
+class About(NamedTuple):
+    """What the report says of model and machine."""
+
+    model: str
+    source: str
+    path: str
+    """For `--model-path`."""
+    served: bool
+    """By the plugin."""
+    device: Device
+    memory: int
+    static_part: float
+    """Of it, for weights and state."""
+    weight_bytes: float
+    tp: int
+    kv_dtype: str
+    ssm_dtype: str
+
+
 def report(plan: Plan, about: About) -> dict[str, Any]:
     """Everything that is told.  Excesses are parts: 0.1 when a request takes 10 % longer."""
     best, machine = plan.best, plan.machine
-    from sglang_hybrid.cli.plan import SERVED, STATIC_PART
-
     return {
         "model": about.model,
         "source": about.source,
-        "served_by_the_plugin": about.family in SERVED,
+        "served_by_the_plugin": about.served,
         "device": about.device.name,
         "device_source": about.device.source,
         "memory_bytes": about.memory,
         "weight_bytes": int(about.weight_bytes),
-        "static_part": STATIC_PART,
+        "static_part": about.static_part,
         "tp": about.tp,
         "budget_bytes": machine.budget,
         "traffic": plan.traffic.describe(),
