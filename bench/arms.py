@@ -82,7 +82,9 @@ ASSUMPTIONS = {
     "factor on the seconds of a step, fitted to the two, holds for C9 to C11, which ran on the same memory",
     "prefill": "2,048 tokens a step, vLLM V1's default for a server on an A100",
     "byte budgets": "1568 KiB a layer and unit: b63, b83 and b108 are 192, 254 and 330 S2 pages",
-    "throughput": "output tokens of completed requests over the whole run, the drain included",
+    "throughput": "output tokens of completed requests over the whole run, as C10's ledger time and request span "
+    "are; in C5 to C8, which compare under a load, of those completed by the last arrival: the drain after it "
+    "is no load of so many requests a second",
     "retention": "threshold 2, f = 0, 3 req/s",
     "order of eviction": "what was released longest ago, blank pages and dead KV waiting for their turn too",
     "checkpoints": "where chunks of a prefill end (the last whole block among them) and where a decode "
@@ -112,6 +114,8 @@ class Figures(NamedTuple):
 
     throughput: float
     """Output tokens a second, the drain included."""
+    window: float
+    """Output tokens a second of requests that were completed by the last arrival."""
     input: float
     """Tokens left to compute at first admissions."""
     waiting: float
@@ -198,16 +202,19 @@ def run(arm: Arm, constants: Constants, seed: int) -> Figures:
         orders.append(ReleaseOrder(tree))
         return orders[-1]
 
-    outcome = simulate(setting(arm, constants, order), workload(arm, constants).requests(seed), records=True)
+    requests = workload(arm, constants).requests(seed)
+    outcome = simulate(setting(arm, constants, order), requests, records=True)
     if outcome.refused:
         raise ValueError(f"{arm} cannot hold {outcome.refused} of its requests")
-    return _figures(outcome, orders[-1].broken)
+    return _figures(outcome, requests[-1].at, orders[-1].broken)
 
 
-def _figures(outcome: Outcome, broken: int) -> Figures:
-    latencies = sorted(record.finished - record.at for record in outcome.records or ())
+def _figures(outcome: Outcome, last: float, broken: int) -> Figures:
+    records = outcome.records or []
+    latencies = sorted(record.finished - record.at for record in records)
     return Figures(
         throughput=outcome.throughput,
+        window=sum(record.new for record in records if record.finished <= last) / last,
         input=float(outcome.prompt_tokens - outcome.adopted_tokens),
         waiting=outcome.waiting_median,
         running=outcome.running_median,

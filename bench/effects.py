@@ -114,18 +114,23 @@ def at(organization: str, budget: int, headroom: float = 0.0, rate: float = 3.0,
     return Arm(organization, budget, rate, headroom, most_running=cap)
 
 
+def under_load(runs: Runs, arm: Arm) -> list[float]:
+    """C5 to C8: what is completed while requests arrive."""
+    return runs(arm, "window")
+
+
 def lead_of_d0(
     runs: Runs, budget: int, headroom: float = 0.0, rate: float = 3.0, cap: int = 63
 ) -> list[float]:
     """Percent by which D0 is ahead of S2."""
     arms = [at(name, budget, headroom, rate, cap) for name in ("D0", "S2")]
-    return percent(runs(arms[0]), runs(arms[1]))
+    return percent(under_load(runs, arms[0]), under_load(runs, arms[1]))
 
 
 def gains(runs: Runs, organization: str, budget: int) -> dict[float, list[float]]:
     """Percent over f = 0, by f."""
-    base = runs(at(organization, budget))
-    return {f: percent(runs(at(organization, budget, f)), base) for f in HEADROOMS}
+    base = under_load(runs, at(organization, budget))
+    return {f: percent(under_load(runs, at(organization, budget, f)), base) for f in HEADROOMS}
 
 
 def best(runs: Runs, organization: str, budget: int, among: Sequence[float] = HEADROOMS) -> float:
@@ -170,7 +175,7 @@ def each_at_its_best(runs: Runs) -> list[Part]:
     parts = []
     for budget in BUDGETS:
         fs = {name: best(runs, name, budget) for name in ("S2", "D0")}
-        lead = percent(*(runs(at(name, budget, f)) for name, f in fs.items()))
+        lead = percent(*(under_load(runs, at(name, budget, f)) for name, f in fs.items()))
         parts.append(Part(f"S2 (f = {fs['S2']}) over D0 (f = {fs['D0']}) at b{budget}", lead, 0))
     return parts
 

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.effects import BUDGETS, HEADROOMS, Runs, at, retained
+from bench.effects import BUDGETS, HEADROOMS, Runs, at, retained, under_load
 from bench.statistics import t_interval
 
 WORKLOAD = "8 shared contexts, 3,332 input tokens on average, 3 req/s; Falcon-H1-7B, A100-40GB"
@@ -50,10 +50,12 @@ def draw(runs: Runs, seeds: Sequence[int], folder: Path) -> list[Path]:
 
 def throughput_over_headroom(runs: Runs, seeds: Sequence[int]) -> Figure:
     """One panel a byte budget."""
-    figure, panels = _figure("Throughput over admission headroom", seeds, len(BUDGETS), WORKLOAD)
+    figure, panels = _figure(
+        "Throughput up to the last arrival, over admission headroom", seeds, len(BUDGETS), WORKLOAD
+    )
     for panel, budget in zip(panels, BUDGETS):
         for organization, style in LINES.items():
-            values = [runs(at(organization, budget, f)) for f in HEADROOMS]
+            values = [under_load(runs, at(organization, budget, f)) for f in HEADROOMS]
             panel.errorbar(
                 HEADROOMS,
                 [fmean(one) for one in values],

@@ -38,6 +38,7 @@ def made_up(arm: Arm, seed: int) -> Figures:
     sparse = arm.organization == "S0"
     return Figures(
         throughput=level,
+        window=level,
         input=7e5 if sparse else 5e5,
         waiting=70.0 if sparse else 10.0,
         running=7.0 if sparse else 17.0,
@@ -123,18 +124,23 @@ def test_each_can_hold_and_each_can_fail(comparison: Comparison, results: Result
 
 
 def _inverted(arm: Arm, one: Figures) -> Figures:
-    return one._replace(throughput=1e5 / one.throughput, input=1e9 / one.input, running=1 / one.running)
+    return one._replace(
+        throughput=1e5 / one.throughput,
+        window=1e5 / one.window,
+        input=1e9 / one.input,
+        running=1 / one.running,
+    )
 
 
 def _level(arm: Arm, one: Figures) -> Figures:
     """Nothing differs: no strict order holds."""
-    return Figures(400.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0)
+    return Figures(400.0, 400.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0)
 
 
 def _lopsided(arm: Arm, one: Figures) -> Figures:
     """D0, headroom and retention make more of a difference than they may."""
     factor = 1 + 2 * (arm.headroom or 0) + 0.5 * arm.retention + 0.5 * (arm.organization == "D0")
-    return one._replace(throughput=factor * one.throughput)
+    return one._replace(throughput=factor * one.throughput, window=factor * one.window)
 
 
 SPOILERS = (_inverted, _level, _lopsided)
