@@ -82,9 +82,9 @@ ASSUMPTIONS = {
     "factor on the seconds of a step, fitted to the two, holds for C9 to C11, which ran on the same memory",
     "prefill": "2,048 tokens a step, vLLM V1's default for a server on an A100",
     "byte budgets": "1568 KiB a layer and unit: b63, b83 and b108 are 192, 254 and 330 S2 pages",
-    "throughput": "output tokens of completed requests over the whole run, as C10's ledger time and request span "
-    "are; in C5 to C8, which compare under a load, of those completed by the last arrival: the drain after it "
-    "is no load of so many requests a second",
+    "throughput": "output tokens of completed requests over the whole run, as C10's ledger time and request "
+    "span are; in C5 to C8, which compare under a load, of those completed by the last arrival: the drain "
+    "after it is no load of so many requests a second",
     "retention": "threshold 2, f = 0, 3 req/s",
     "order of eviction": "what was released longest ago, blank pages and dead KV waiting for their turn too",
     "checkpoints": "where chunks of a prefill end (the last whole block among them) and where a decode "

@@ -184,10 +184,12 @@ COMPARISONS: tuple[Comparison, ...] = (
 
 
 UNREPRODUCED: dict[str, str] = {
-    "C6a": "no seed's cache is hot at b63, with headroom or without: it ends preemptions and little more",
-    "C6b": "a third of the seeds is hot without headroom; with steps as slow as in C9 to C11 the gain more "
-    "than doubled on calibration seeds, but b108 was not flat (C6c)",
-    "C7a": "a D0 sized by a mean request's demand equals S2 at f = 0, and headroom helps it less than S2",
+    "C6a": "without headroom S2 preempts, but resumes from its pinned checkpoints at little cost",
+    "C6b": "in some seeds the cache is hot without headroom, which then has nothing to give",
+    "C6d": "D0's KV is short at f = 0, more than the source's seems to have been",
+    "C6f": "at b108 D0's KV is not short: headroom only keeps checkpoints there",
+    "C7a": "D0 and S2 are level at b63 with a small f, and headroom helps S2 more",
+    "C8b": "under high load D0's many adoptions at 1792 tokens outweigh its smaller memory",
 }
 """What was learnt of comparisons that do not hold: said beside them, should they fail."""
 

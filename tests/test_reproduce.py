@@ -124,12 +124,8 @@ def test_each_can_hold_and_each_can_fail(comparison: Comparison, results: Result
 
 
 def _inverted(arm: Arm, one: Figures) -> Figures:
-    return one._replace(
-        throughput=1e5 / one.throughput,
-        window=1e5 / one.window,
-        input=1e9 / one.input,
-        running=1 / one.running,
-    )
+    figures = ("throughput", "window", "input", "running")
+    return one._replace(**{figure: 1e9 / getattr(one, figure) for figure in figures})
 
 
 def _level(arm: Arm, one: Figures) -> Figures:
