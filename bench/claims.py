@@ -185,7 +185,7 @@ COMPARISONS: tuple[Comparison, ...] = (
 
 UNREPRODUCED: dict[str, str] = {
     "C6d": "D0 gains more than the source's: over the whole run, drain included, it gained 2 %",
-    "C6f": "at b108 D0's KV is not short, and headroom lets it keep more checkpoints without holding anybody up",
+    "C6f": "at b108 few requests wait, and headroom lets D0 keep more checkpoints at no cost",
 }
 """What was learnt of comparisons that do not hold: said beside them, should they fail."""
 
