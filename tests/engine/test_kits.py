@@ -132,10 +132,11 @@ def test_decode_hits_of_branches(witness: Witness) -> None:
 
 @on("public", "s0-ample", "s2-ample", "d0-ample")
 def test_random_radix_tree(witness: Witness) -> None:
-    """400 prompts of a random tree at once, or 60: chunks, forks, evictions, retractions."""
+    """150 prompts of a random tree at once, or 60 shorter ones: chunks, forks, evictions, retractions."""
     random.seed(0)
     kit = radix_cache_server_kit
-    tree = kit.gen_radix_tree if witness.config.name == "public" else partial(kit.gen_radix_tree, 60, 128)
+    size = (150, 256) if witness.config.name == "public" else (60, 128)
+    tree = partial(kit.gen_radix_tree, *size)
     with mock.patch.object(kit, "gen_radix_tree", tree):
         kit.run_radix_attention_test(witness.server.url)
     witness.server.wait_idle()

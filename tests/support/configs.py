@@ -176,9 +176,6 @@ OTHER: Mapping[str, Any] = {"model": "public", "chunk": 104, "flags": ("--enable
 CONFIGS: Mapping[str, ServerConfig] = {
     config.name: config
     for config in (
-        # Ample memory: hits follow the formula exactly.
-        ServerConfig("g8"),
-        ServerConfig("g16", grid=16),
         # A public server: default budget, long vocabulary, tokenizer and chat template.
         ServerConfig(
             "public",
@@ -199,6 +196,9 @@ CONFIGS: Mapping[str, ServerConfig] = {
             native_grid=True,
             share=0.4,
         ),
+        # Ample memory: hits follow the formula exactly.
+        ServerConfig("g8"),
+        ServerConfig("g16", grid=16),
         # Chunks below, equal to and above the grid; 12 and 40 are off it.
         ServerConfig("chunk3", chunk=3),
         ServerConfig("chunk8", chunk=8, env={"SGLANG_REQ_RUNNING_TIMEOUT": "6"}),
@@ -214,13 +214,6 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ),
         # The same bytes for others, and retraction beyond what they force.
         ServerConfig("s0-small", organization="S0", **SMALL),
-        ServerConfig(
-            "s2-small",
-            organization="S2",
-            **{**SMALL, "grid": 16, "memory": Memory(tokens=768, spare=8)},
-            model="odd",
-            tight=True,
-        ),
         ServerConfig(
             "d0-small",
             organization="D0",
@@ -267,6 +260,14 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ),
             )
             for name in ("branch", "sparse")
+        ),
+        # Little memory again, another model: beside the others each would start a cold server again.
+        ServerConfig(
+            "s2-small",
+            organization="S2",
+            **{**SMALL, "grid": 16, "memory": Memory(tokens=768, spare=8)},
+            model="odd",
+            tight=True,
         ),
         # Families whose attention and recurrent layers are different sets: chunks off the grid by mixing and
         # (D0) by size, forced retraction.

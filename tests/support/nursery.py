@@ -24,6 +24,9 @@ from typing import Any, NoReturn
 SPARES = 2
 """Processes that a launcher starts: a scheduler and a detokenizer."""
 
+SERVER = ("launch_server", "srt.entrypoints.http_server", "srt.managers.scheduler", "srt.models.registry")
+"""Modules of SGLang that import all others that a server needs."""
+
 OURS = ("sglang", "sglang_hybrid", "tests", "__main__", "__mp_main__")
 _MESSAGE = 1 << 20
 
@@ -124,7 +127,7 @@ def third_party() -> list[str]:
     """Modules of others that a server imports, in their order; found out in a process that is thrown away."""
     reading, writing = os.pipe()
     if not os.fork():
-        for name in ("launch_server", "srt.entrypoints.http_server", "srt.managers.scheduler"):
+        for name in SERVER:
             importlib.import_module(f"sglang.{name}")
         with open(writing, "w") as pipe:
             pipe.write("\n".join(name for name in sys.modules if name.partition(".")[0] not in OURS))

@@ -34,7 +34,7 @@ class ServerPark:
         self._current: tuple[str, LiveServer] | None = None
         self._next: tuple[str, LiveServer] | None = None
         self._starts = 0
-        self._nursery: Nursery | None = None
+        self._nurseries: dict[frozenset[tuple[str, str]], Nursery] = {}
 
     def model_dir(self, model: str) -> Path:
         """Folder of a demo model, written at its first use."""
@@ -76,13 +76,14 @@ class ServerPark:
         server.spawn()
         return server
 
-    def _nursery_for(self, config: ServerConfig) -> Nursery | None:
-        """None where the environment tells something to more than SGLang and the plugin."""
-        if not all(name.startswith("SGLANG_") for name in config.env):
-            return None
-        if self._nursery is None:
-            self._nursery = Nursery(self.directory / "nursery.log", ENV)
-        return self._nursery
+    def _nursery_for(self, config: ServerConfig) -> Nursery:
+        """One for each environment that more than SGLang and the plugin may read."""
+        outer = {name: value for name, value in config.env.items() if not name.startswith("SGLANG_")}
+        key = frozenset(outer.items())
+        if key not in self._nurseries:
+            log = self.directory / f"nursery-{len(self._nurseries)}.log"
+            self._nurseries[key] = Nursery(log, {**ENV, **outer})
+        return self._nurseries[key]
 
     @contextmanager
     def serve(self, config: ServerConfig) -> Iterator[LiveServer]:
@@ -99,8 +100,8 @@ class ServerPark:
         self._end_current()
         self._end_next()
         self.cold.stop()
-        if self._nursery is not None:
-            self._nursery.close()
+        for nursery in self._nurseries.values():
+            nursery.close()
 
     def _start_cold(self, model: str) -> LiveServer:
         context = max(config.context for config in CONFIGS.values() if config.model == model)
