@@ -31,7 +31,7 @@ $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --progress-bar off uv
-	$(BIN)/uv pip install --quiet --no-cache --python $(BIN)/python --editable '.[test]' || \
+	$(BIN)/uv pip install --quiet --no-cache --compile-bytecode --python $(BIN)/python --editable '.[test]' || \
 	  $(BIN)/python -m pip install --quiet --progress-bar off --editable '.[test]'
 	@rm -f $(VENV)/.sglang-hybrid-*
 	@touch $@
