@@ -17,6 +17,7 @@ from sglang_hybrid.geometry import (
     native_grid,
 )
 from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.simulator.cost import StepCost
 from sglang_hybrid.simulator.setting import ENGINE, Setting
@@ -24,7 +25,6 @@ from sglang_hybrid.simulator.setting import ENGINE, Setting
 GRIDS = (256, 512, 1024)
 SHARES = (0.35, 0.5, 0.65)
 HEADROOMS = (0.0, 0.1, 0.25, 0.45)
-PLACEMENTS = ("all", "branch", "sparse")
 
 
 class Candidate(NamedTuple):

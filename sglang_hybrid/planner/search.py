@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sglang_hybrid.planner.candidates import HEADROOMS, PLACEMENTS, Candidate
+from sglang_hybrid.planner.candidates import HEADROOMS, Candidate
 from sglang_hybrid.planner.race import NOISE, Race
+from sglang_hybrid.radix.placement import PLACEMENTS
+from sglang_hybrid.radix.policy import DEFAULT_POLICY
 
 LAYOUTS_KEPT = 5
 """Of memory, grid and share, after one seed."""
@@ -39,7 +41,8 @@ def search(race: Race, candidates: Sequence[Candidate]) -> Found:
 
     # Headroom decides between organizations, so each layout is tried without and with some.
     some = (HEADROOMS[0], HEADROOMS[2])
-    layouts = among(one for one in candidates if one.checkpoints == PLACEMENTS[0] and one.headroom in some)
+    usual = DEFAULT_POLICY.checkpoints
+    layouts = among(one for one in candidates if one.checkpoints == usual and one.headroom in some)
     ranked = race.ranked(layouts, first)
     kept = list(dict.fromkeys(one._replace(headroom=0.0) for one in ranked))[:LAYOUTS_KEPT]
     kept += [one for one in _best_of_each(ranked) if one not in kept]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang_hybrid.geometry import ceil_div
-from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
+from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need, Organization
 from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.live import LiveState, LiveStates
 from sglang_hybrid.radix.node import Node
@@ -27,7 +27,7 @@ class InsistentStates(LiveStates):
     """A checkpoint is never skipped as long as anything can be evicted for it."""
 
     def _take_spare(self, limit: Limit) -> Checkpoint | None:
-        if not self.lifetime.make_room(Need(checkpoints=1)):
+        if not self.lifetime.make_room(ONE_CHECKPOINT):
             return None
         return self.organization.allocate_checkpoint()
 
