@@ -1,4 +1,5 @@
-"""Budgets that no server should start with: one that no prompt can hit, one beyond the machine's memory."""
+"""Budgets that no server should start with: one that no prompt can hit, one beyond the machine's memory
+or beyond what is free of it."""
 
 from __future__ import annotations
 
@@ -44,4 +45,14 @@ def beyond_machine(facts: Facts) -> str | None:
     return (
         f"--hybrid-budget-bytes {budget} is more than the {most} bytes of memory that the {device} has for "
         f"each rank, weights included; use less, such as {most // 2}, or leave it out."
+    )
+
+
+def beyond_free(budget: int, free: int, device: str) -> str | None:
+    """More than is free of the device for a rank once its weights are loaded."""
+    if budget < free:
+        return None
+    return (
+        f"--hybrid-budget-bytes {budget} does not fit: the {device} has {free} bytes free for each rank "
+        "beside the weights; use less, or end what else takes memory there."
     )

@@ -1,11 +1,13 @@
 """Factories that SGLang's pool configurator and tree registry call instead of their own.
 
-Order in a scheduler process: `handle_max_mamba_cache`, `config_from_budget`, `resolve_max_num_reqs`,
-`init_pools` (all of `KVCacheConfigurator`, while the model runner starts), then `make_tree_cache`.
+Order in a scheduler process: `profile_available_bytes`, `handle_max_mamba_cache`, `config_from_budget`,
+`resolve_max_num_reqs`, `init_pools` (all of `KVCacheConfigurator`, while the model runner starts), then
+`make_tree_cache`.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -14,11 +16,14 @@ from typing import Any, NamedTuple
 from sglang.srt.mem_cache.kv_cache_configurator import _InitializedPools
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
 from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
+from sglang.srt.utils.common import get_available_gpu_memory, get_cpu_ids_by_node
 
 from sglang_hybrid.engine.admission import GridPrefillAdder, longest_request
 from sglang_hybrid.engine.args import settings
+from sglang_hybrid.engine.budget_rules import beyond_free
 from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
+from sglang_hybrid.engine.rules import Refusal
 from sglang_hybrid.engine.tokens import GridTokens
 from sglang_hybrid.geometry import SCAN_CHUNK, native_grid
 from sglang_hybrid.pools.arena import Arenas, StateShape
@@ -68,6 +73,41 @@ class GridKVPool(MHATokenToKVPool):
         """(K, V) bytes; the arenas also hold recurrent state, which is counted here too."""
         total = sum(buffer.numel() for buffer in self.arenas.kv_buffers)
         return total // 2, total - total // 2
+
+
+def profile_available_bytes(original: Callable[..., Any], self: Any, pre_model_load_memory: Any) -> int:
+    """The user's budget where there is one; else what `--mem-fraction-static` leaves, as in stock SGLang.
+
+    The fraction is of what was free before the weights were loaded, so that another process that takes
+    memory meanwhile would end the start, however little the budget asks for.
+
+    Raises:
+        Refusal: the budget is more than what is free now.
+    """
+    budget = settings().budget_bytes
+    if budget is None:
+        rest: int = original(self, pre_model_load_memory)
+        return rest
+    gc.collect()  # what the loading of weights left behind counts as taken
+    sentence = beyond_free(budget, free_bytes(self.device, self.gpu_id), self.device)
+    if sentence is not None:
+        raise Refusal(sentence)
+    self._handle_max_mamba_cache(budget)  # SGLang asks it from within the original
+    return budget
+
+
+def free_bytes(device: str, gpu: int) -> int:
+    """Bytes that a rank can take of the device now, the least of all ranks, which all call this at one point.
+
+    On a CPU all ranks take from one memory, whichever NUMA node it lies in; SGLang's figure is one node's.
+    """
+    parallel = get_parallel()
+    free = get_available_gpu_memory(
+        device, gpu, distributed=parallel.launch_world_size > 1, cpu_group=parallel.world_group.cpu_group
+    )
+    if device == "cpu":
+        free *= len(get_cpu_ids_by_node()) / parallel.tp_size
+    return int(free * (1 << 30))
 
 
 def handle_max_mamba_cache(original: Callable[..., Any], self: Any, total_rest_memory: float) -> float:

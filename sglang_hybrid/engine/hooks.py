@@ -50,6 +50,12 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(f"{_CONFIGURATOR}._init_pools", "sglang_hybrid.engine.build:init_pools", HookType.AROUND, SCHEDULER),
     Hook(
+        f"{_CONFIGURATOR}._profile_available_bytes",
+        "sglang_hybrid.engine.build:profile_available_bytes",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
+    Hook(
         f"{_CONFIGURATOR}._handle_max_mamba_cache",
         "sglang_hybrid.engine.build:handle_max_mamba_cache",
         HookType.AROUND,

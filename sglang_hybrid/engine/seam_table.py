@@ -235,6 +235,10 @@ SEAMS: tuple[Seam, ...] = (
         "self sizes req_to_token_pool token_to_kv_pool_allocator",
     ),
     Seam(
+        "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._profile_available_bytes",
+        "self pre_model_load_memory",
+    ),
+    Seam(
         "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator.config_from_budget",
         "self budget_bytes cap_tokens",
     ),
@@ -341,5 +345,10 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.runtime_context:get_server_args", ""),
     Seam("sglang.srt.runtime_context:get_serving", ""),
     Seam("sglang.srt.server_args:ServerArgs.add_cli_args", "parser"),
+    Seam(
+        "sglang.srt.utils.common:get_available_gpu_memory",
+        "device gpu_id distributed empty_cache cpu_group",
+    ),
+    Seam("sglang.srt.utils.common:get_cpu_ids_by_node", ""),
     Seam("sglang.srt.utils.common:get_device_memory_capacity", "device"),
 )
