@@ -29,6 +29,10 @@ class PageState(IntEnum):
     RECLAIMING = 3
 
 
+FREE, HELD, CACHED, RECLAIMING = PageState
+"""Bound here: to find a member in its class takes longer than to look at a page."""
+
+
 class PageCounts(NamedTuple):
     free: int
     held: int
@@ -72,22 +76,22 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        return self._counts[PageState.FREE]
+        return self._counts[FREE]
 
     @property
     def reclaimable(self) -> int:
         """Pages that are free or would be after evicting all that nobody executes on."""
-        ready = self._counts[PageState.FREE] + self._counts[PageState.CACHED]
+        ready = self._counts[FREE] + self._counts[CACHED]
         if self.reclaims:
             ready += sum(not self._references[page] for page in self.reclaims)
         return ready
 
     def state(self, page: int) -> PageState:
         if page in self.reclaims:
-            return PageState.RECLAIMING
+            return RECLAIMING
         if self._references[page]:
-            return PageState.HELD
-        return PageState.CACHED if self._wanted[page] else PageState.FREE
+            return HELD
+        return CACHED if self._wanted[page] else FREE
 
     def references(self, page: int) -> int:
         return self._references[page]
@@ -114,8 +118,8 @@ class PagePool:
         del self._free[-count:]
         for page in pages:
             self._references[page] = 1
-        self._counts[PageState.FREE] -= count
-        self._counts[PageState.HELD] += count
+        self._counts[FREE] -= count
+        self._counts[HELD] += count
         return pages
 
     def hold(self, pages: Iterable[int]) -> None:
@@ -128,8 +132,8 @@ class PagePool:
             if page not in self.reclaims:
                 if not self._wanted[page]:
                     raise IntegrityError(f"page {page} is free and cannot be held")
-                self._counts[PageState.CACHED] -= 1
-                self._counts[PageState.HELD] += 1
+                self._counts[CACHED] -= 1
+                self._counts[HELD] += 1
             references[page] = 1
 
     def release(self, pages: Iterable[int]) -> None:
@@ -144,9 +148,9 @@ class PagePool:
                 raise IntegrityError(f"page {page} is released but has no execution reference")
             references[page] = 0
             if page not in self.reclaims:
-                self._counts[PageState.HELD] -= 1
+                self._counts[HELD] -= 1
                 if self._wanted[page]:
-                    self._counts[PageState.CACHED] += 1
+                    self._counts[CACHED] += 1
                 else:
                     self._freed(page)
 
@@ -182,13 +186,13 @@ class PagePool:
             dependents[page] = tuple([other for other in entries if other is not entry]) if left else ()
             # Held, or under reclaim: that does not change.
             if not left and not references[page] and page not in self.reclaims:
-                self._counts[PageState.CACHED] -= 1
+                self._counts[CACHED] -= 1
                 self._freed(page)
 
     def open_reclaim(self, page: int, reclaim: Reclaim) -> None:
         """Enter RECLAIMING; a page never becomes free while it is in that state."""
         before = self.state(page)
-        if before in (PageState.FREE, PageState.RECLAIMING):
+        if before in (FREE, RECLAIMING):
             raise IntegrityError(f"page {page} is {before.name} and cannot be reclaimed")
         self.reclaims[page] = reclaim
         self._moved(page, before)
@@ -204,13 +208,13 @@ class PagePool:
         if after is before:
             return
         self._counts[before] -= 1
-        if after is PageState.FREE:
+        if after is FREE:
             self._freed(page)
         else:
             self._counts[after] += 1
 
     def _freed(self, page: int) -> None:
-        self._counts[PageState.FREE] += 1
+        self._counts[FREE] += 1
         self._free.append(page)
         if self.on_free is not None:
             self.on_free(page)
@@ -232,8 +236,8 @@ class PagePool:
         free = set(self._free)
         if len(free) != len(self._free):
             raise IntegrityError("a page is twice in the free list")
-        if len(free) != tally[PageState.FREE]:
+        if len(free) != tally[FREE]:
             raise IntegrityError(f"{len(free)} pages in the free list, {tally[0]} are free")
         for page in free:
-            if self.state(page) is not PageState.FREE:
+            if self.state(page) is not FREE:
                 raise IntegrityError(f"page {page} is in the free list and {self.state(page).name}")
