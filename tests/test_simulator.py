@@ -65,7 +65,7 @@ def checked(setting: Setting, requests: list[Request]) -> Outcome:
         pins = [node.checkpoint.pins for node in one.core.tree.nodes() if node.checkpoint is not None]
         assert sum(pins) == len(one.core.pins)
         assert one.core.live.running == len(one.running) <= setting.most_running
-        assert len(one.prefilling) + len(one.decoding) == len(one.running)
+        assert len(one.prefilling) + len(one.decoding) + len(one.flight.ended()) == len(one.running)
         assert one.decoding.context == sum(one.decoding.position(job) for job in one.decoding)
     one.core.check_integrity()
     usage = one.core.organization.usage()

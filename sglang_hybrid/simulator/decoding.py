@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.simulator.core import Core
@@ -13,8 +13,10 @@ from sglang_hybrid.simulator.job import Job
 class Decoding:
     """`steps` decode steps have been made; a job that joined at depth p has its `zero` p steps before."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, *, in_order: bool) -> None:
+        """`in_order`: what happens to several in a step happens in the order of the batch."""
         self.core = core
+        self._in_order = in_order
         self.grid = core.grid
         self.steps = 0
         self.context = 0
@@ -23,7 +25,9 @@ class Decoding:
         """Those on a boundary that they leave with the next step."""
         self.forked: dict[Job, None] = {}
         """Those whose last forward reads another state than it writes, until the next one is prepared."""
-        self._jobs: dict[Job, None] = {}
+        self._jobs: dict[Job, int] = {}
+        """In the order of the batch: the numbers rise."""
+        self._joined = 0
         self._due: list[tuple[int, int, int, Job]] = []
         """Step at which a job comes to its end or to a boundary; left-over entries have another life."""
         self._sequence = 0
@@ -34,6 +38,17 @@ class Decoding:
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs)
 
+    def __reversed__(self) -> Iterator[Job]:
+        return reversed(self._jobs)
+
+    def reorder(self, jobs: Iterable[Job]) -> None:
+        """The same in another order."""
+        self._jobs = {job: number for number, job in enumerate(jobs, self._joined)}
+        self._joined += len(self._jobs)
+
+    def _ordered(self, jobs: Iterable[Job]) -> list[Job]:
+        return sorted(jobs, key=self._jobs.__getitem__) if self._in_order else list(jobs)
+
     def position(self, job: Job) -> int:
         """Tokens whose state is computed."""
         return job.position if job.zero is None else self.steps - job.zero
@@ -41,7 +56,8 @@ class Decoding:
     def join(self, job: Job) -> None:
         """Its prompt is prefilled."""
         job.zero = self.steps - job.position
-        self._jobs[job] = None
+        self._jobs[job] = self._joined
+        self._joined += 1
         self.context += job.position
         self.forked[job] = None
         blocks, beyond = divmod(job.position, self.grid)
@@ -86,11 +102,11 @@ class Decoding:
         granted = self.take(1)
         assert granted, "the decode step was checked"
         changed = bool(self.forked or self.leaving)
-        for job in self.forked:
+        for job in self._ordered(self.forked):
             if job not in self.leaving:
                 core.live.settle(job.state)
         self.forked.clear()
-        for job in self.leaving:
+        for job in self._ordered(self.leaving):
             position = self.position(job)
             core.publish(job, position)
             core.live.begin(job.state, position, None)
@@ -129,6 +145,6 @@ class Decoding:
                 continue
             if self.position(job) == job.end:
                 ended.append(job)
-            else:
-                self.leaving[job] = None
-        return ended
+            if self.position(job) < job.end or (job.stops and self._in_order and not job.end % self.grid):
+                self.leaving[job] = None  # who ends unexpectedly goes on into the next step
+        return self._ordered(ended)

@@ -40,6 +40,7 @@ class Job:
         "reuse",
         "running",
         "state",
+        "stops",
         "zero",
     )
 
@@ -57,6 +58,8 @@ class Job:
         self.end = self.prompt + request.new - 1
         self.is_exact = request.limit is None
         self.limit = request.new if request.limit is None else request.limit
+        self.stops = request.new < self.limit
+        """Its answer ends by itself: that it has is known when its last token is."""
         self.lives = 0
         self.running = False
         self.adopted: Checkpoint | None = None

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need as Pieces
 from sglang_hybrid.simulator.core import Core
-from sglang_hybrid.simulator.decoding import Decoding
 from sglang_hybrid.simulator.job import Job
 from sglang_hybrid.simulator.setting import Need
 
@@ -63,23 +62,20 @@ class EnginePass:
 
     preempts = False
 
-    def __init__(self, core: Core, decoding: Decoding, ratio: float) -> None:
+    def __init__(self, core: Core, running: Iterable[tuple[Job, int, int]], ratio: float) -> None:
+        """`running` decode, each with the depth that is computed and the tokens it has generated."""
         self.core = core
         self.due = core.live.due
         self.states = self.leaves = self._asked = 0
         self.is_open = True
-        self._total, self._current = self._expected(decoding, ratio), 0
+        self._total, self._current = self._expected(running, ratio), 0
         """Tokens that are promised: whatever may come of them, and in the coming forward."""
 
-    def _expected(self, decoding: Decoding, ratio: float) -> int:
+    def _expected(self, running: Iterable[tuple[Job, int, int]], ratio: float) -> int:
         """Tokens of the units that those that decode are expected to take."""
-        unit, steps, units = self.core.unit_tokens, decoding.steps, 0
-        for job in decoding:
-            assert job.zero is not None
-            position = steps - job.zero
-            left = job.limit - (position - job.prompt + 1)
-            if left > MOST_EXPECTED:
-                left = MOST_EXPECTED
+        unit, units = self.core.unit_tokens, 0
+        for job, position, generated in running:
+            left = min(job.limit - generated, MOST_EXPECTED)
             if not job.is_exact:
                 left = math.ceil(left * ratio)
             if left > 0:
@@ -91,8 +87,7 @@ class EnginePass:
         if not self.is_open:
             return False  # a prompt that goes on waits: nobody may take what it waits for
         core, unit = self.core, self.core.unit_tokens
-        answer = min(max(job.limit - (job.known - job.prompt), 0), MOST_EXPECTED)
-        units = ceil_div(job.known - start + answer, unit) + ceil_div(self._total, unit)
+        units = ceil_div(job.known - start + _answer(job), unit) + ceil_div(self._total, unit)
         self._asked = self.leaves + len(core.live.planned(start, start + tokens))
         return core.admission.missing(units, self.states, self._asked) is None
 
@@ -123,7 +118,7 @@ class EnginePass:
         tokens = min(tokens, begun + low * unit)
         rest = job.known - job.position - tokens
         if rest:
-            self._total += rest + min(job.limit, MOST_EXPECTED)
+            self._total += rest + _answer(job)
         self._reserve(job, tokens)
         return tokens
 
@@ -133,6 +128,11 @@ class EnginePass:
         ends = job.position + tokens == job.known
         self._current += now
         self._total += now + (min(job.limit, MOST_EXPECTED) if ends else 0)
+
+
+def _answer(job: Job) -> int:
+    """Tokens that a request which waits or prefills may still generate, as far as they are expected."""
+    return min(max(job.limit - (job.known - job.prompt), 0), MOST_EXPECTED)
 
 
 class Expectation:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.decoding import Decoding
+from sglang_hybrid.simulator.flight import InFlight
 from sglang_hybrid.simulator.job import Chunk, Job
 from sglang_hybrid.simulator.line import Line
 from sglang_hybrid.simulator.outcome import Outcome, record
@@ -34,12 +35,11 @@ class Scheduler:
         """In order of admission."""
         self.prefilling: dict[Job, None] = {}
         """Of these, the ones whose prompt is not computed yet."""
-        self.decoding = Decoding(self.core)
+        self.decoding = Decoding(self.core, in_order=self.serving.overlaps)
+        self.flight = InFlight(self.decoding)
         self.expectation = Expectation()
         self._blocked = False
         """The head of the queue found no memory, and nothing has been given back since."""
-        self._late: dict[Job, None] = {}
-        """Their prompts are computed, and published once the next step is prepared."""
 
     def run(self) -> Outcome:
         """Serve them all."""
@@ -57,6 +57,7 @@ class Scheduler:
                 return False
             line.advance(line.next_at, 0)
             line.arrive()
+            self.expectation = Expectation()  # SGLang's starts anew after an idle moment
         if not self.running:
             self._blocked = False
         preempted = self.serving.mixed and self._prepare_decode()
@@ -65,6 +66,8 @@ class Scheduler:
             self._prefill(chunks)
         elif self.decoding:
             self._decode()
+        elif self.flight:
+            self._results(0)
         elif not self.running and self.waiting:
             self.waiting.popleft()  # alone, and it does not fit
             self.outcome.refused += 1
@@ -83,7 +86,7 @@ class Scheduler:
             return []
         rules: SourcePass | EnginePass
         if self.serving.need is Need.ANSWER:
-            rules = EnginePass(self.core, self.decoding, self.expectation.ratio)
+            rules = EnginePass(self.core, self.flight.batch(), self.expectation.ratio)
         else:
             rules = SourcePass(self.core, self.serving.need, self.prefilling, self.running)
         chunks = self._go_on(rules)
@@ -164,7 +167,8 @@ class Scheduler:
     def _prefill(self, chunks: list[Chunk]) -> None:
         outcome = self.outcome
         self.core.prefill(chunks)
-        self._publish_late(0)
+        self._results(0)
+        alone = not self.decoding
         tokens = sum(end - job.position for job, end in chunks)
         context = sum(end for _, end in chunks)
         pairs = sum((end - job.position) * (job.position + end + 1) / 2 for job, end in chunks)
@@ -184,6 +188,8 @@ class Scheduler:
         for job, end in chunks:
             self._prefilled(job, end)
         self._published()
+        if alone or self.prefilling:
+            self._blocked = False  # SGLang has its flag on a batch: this one is another, or one is taken out
 
     def _prefilled(self, job: Job, end: int) -> None:
         if end < job.known:
@@ -192,20 +198,27 @@ class Scheduler:
         del self.prefilling[job]
         if job.known == job.prompt:
             job.first_token = self.line.now
-        if end == job.end:
-            self._finish(job)
-            return
         if self.serving.overlaps:
-            self._late[job] = None
+            self.flight.add(job)
+            if end < job.end or job.stops:
+                self.decoding.join(job)
+        elif end == job.end:
+            self._finish(job, end)
         else:
             self.core.publish(job, end)
-        self.decoding.join(job)
+            self.decoding.join(job)
 
-    def _publish_late(self, prepared: int) -> None:
-        """Prompts of the last step, when so many further tokens of their requests are prepared."""
-        for job in self._late:
-            self.core.publish(job, job.known + prepared, job.known)
-        self._late.clear()
+    def _results(self, prepared: int) -> None:
+        """What the last step has led to; so many tokens of those that decode are prepared in the meantime."""
+        for job in self.flight.land():
+            position = self.decoding.position(job)
+            if position < job.end:
+                self.core.publish(job, position + prepared, job.known)
+                continue
+            if job.zero is not None:  # nobody knew that it had come to its end
+                self.decoding.remove(job)
+                position += prepared
+            self._finish(job, position)
 
     def _published(self) -> None:
         """There is more to match, and more to evict: the source tries the queue's head again, SGLang waits
@@ -221,17 +234,21 @@ class Scheduler:
         while self.decoding and not self.decoding.fits():
             self._preempt(self._victim())
             preempted = True
+        if preempted:
+            self.expectation.preempted((self.flight.generated(job), job.limit) for job in self.decoding)
+            if self.serving.overlaps:
+                self.decoding.reorder(sorted(self.decoding, key=self.flight.progress, reverse=True))
         if self.decoding.leave_boundaries():
             self._published()
-        self._publish_late(1)
-        if preempted:
-            done = [(self.decoding.position(job) - job.prompt + 1, job.limit) for job in self.decoding]
-            self.expectation.preempted(done)
+        self._results(1)
         return preempted
 
     def _decode(self) -> None:
         """Steps until something happens: a boundary, an end, or an arrival that could begin."""
         decoding = self.decoding
+        if self.flight.ended() and not decoding.fits():
+            self._results(0)  # who has ended leaves first
+            return
         preempted = not self.serving.mixed and self._prepare_decode()
         if not decoding:
             return
@@ -259,12 +276,17 @@ class Scheduler:
         return min(steps, self.cost.steps_until(len(decoding), decoding.context, left))
 
     def _advance(self, steps: int) -> None:
+        overlaps = self.flight.decoded = self.serving.overlaps
         for job in self.decoding.advance(steps):
-            self.decoding.remove(job)
-            self._finish(job)
+            if overlaps:
+                self.flight.add(job)
+            if not overlaps or not job.stops:
+                self.decoding.remove(job)
+            if not overlaps:
+                self._finish(job, job.end)
 
-    def _finish(self, job: Job) -> None:
-        self.core.release(job, job.end)
+    def _finish(self, job: Job, position: int) -> None:
+        self.core.release(job, position)
         self._left(job)
         outcome = self.outcome
         outcome.served += 1
@@ -275,20 +297,20 @@ class Scheduler:
 
     def _left(self, job: Job) -> None:
         del self.running[job]
-        self._late.pop(job, None)
+        self.flight.drop(job)
         self._blocked = False
 
     def _victim(self) -> Job:
         if self.serving.victim is Victim.LAST:
             return next(reversed(self.running))
-        return min(self.decoding, key=lambda job: (self.decoding.position(job) - job.prompt, -job.prompt))
+        return min(reversed(self.decoding), key=self.flight.progress)
 
     def _preempt(self, job: Job) -> None:
         if len(self.running) == 1:
             raise AssertionError(f"request {job.index} runs alone and finds no memory")
         if job.zero is not None:
+            job.known = job.prompt + self.flight.generated(job)
             self.decoding.remove(job)
-            job.known = job.position + 1
         self.prefilling.pop(job, None)
         self.core.preempt(job, job.position)
         self._left(job)
