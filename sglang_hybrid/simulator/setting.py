@@ -51,7 +51,7 @@ class Serving(NamedTuple):
     """Who leaves a boundary takes a new state, and preempts for it; otherwise it goes on in place, and leaves
     no checkpoint, where memory is short."""
     overlaps: bool = False
-    """The next step is prepared before the last one's results are known: prompts published, requests ended."""
+    """The next step is prepared before the last one's results are known: who has ended, what is published."""
 
 
 SOURCE = Serving(mixed=True, aligned=True, need=Need.CHUNK, victim=Victim.LAST, insists=True)
