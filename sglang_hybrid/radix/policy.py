@@ -19,9 +19,11 @@ class Policy(NamedTuple):
     retention: int | None = None
     checkpoints: str = "all"
 
-    def live_states(self, tree: GridTree, lifetime: Lifetime) -> LiveStates:
+    def live_states(
+        self, tree: GridTree, lifetime: Lifetime, kind: type[LiveStates] = LiveStates
+    ) -> LiveStates:
         placement = PLACEMENTS[self.checkpoints](tree.organization)
-        return LiveStates(tree, lifetime, placement, Retention(lifetime, self.retention))
+        return kind(tree, lifetime, placement, Retention(lifetime, self.retention))
 
     def admission(self, live: LiveStates) -> Admission:
         return Admission(live, live.lifetime, self.headroom)

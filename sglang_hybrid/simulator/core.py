@@ -6,6 +6,7 @@ The calls and their order are those of `engine.requests` and `engine.cache`; ten
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need, Organization
@@ -13,7 +14,6 @@ from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.live import LiveState, LiveStates
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit
-from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match
 from sglang_hybrid.simulator.job import Job
 from sglang_hybrid.simulator.keys import DIGEST_BYTES
@@ -43,13 +43,9 @@ class Core:
         self.lifetime = setting.order(self.tree)
         self.lifetime.on_given_up = self._given_up
         self.insists = setting.serving.insists
-        states = InsistentStates if self.insists else LiveStates
-        self.live = states(
-            self.tree,
-            self.lifetime,
-            setting.make_placement(self.organization),
-            Retention(self.lifetime, setting.policy.retention),
-        )
+        kind = InsistentStates if self.insists else LiveStates
+        states = setting.states or partial(setting.policy.live_states, kind=kind)
+        self.live = states(self.tree, self.lifetime)
         self.admission: Admission = setting.policy.admission(self.live)
         self.aligned = setting.serving.aligned
         self.pins: dict[Job, Checkpoint] = {}

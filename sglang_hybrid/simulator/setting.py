@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.placement import PLACEMENTS, Placement
+from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.cost import StepCost
@@ -78,15 +78,11 @@ class Setting:
     isolate: bool = False
     """Every request under a key of its own; it still resumes from its own checkpoints."""
     order: Callable[[GridTree], Lifetime] = Lifetime
-    placement: Callable[[Organization], Placement] | None = None
-    """Instead of the policy's by name."""
+    states: Callable[[GridTree, Lifetime], LiveStates] | None = None
+    """What takes checkpoints, instead of the policy's placement and retention."""
 
     def __post_init__(self) -> None:
         if self.most_running < 1 or self.prefill_tokens < 1:
             raise ValueError(
                 f"{self.most_running} running requests, {self.prefill_tokens} tokens a step: use at least 1"
             )
-
-    def make_placement(self, organization: Organization) -> Placement:
-        """The placement over this memory."""
-        return (self.placement or PLACEMENTS[self.policy.checkpoints])(organization)
