@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from bench.falcon import geometry, weights
 from bench.release_order import ReleaseOrder
 from bench.workloads import SharedContexts
-from sglang_hybrid.cli.families import hybrid_shape
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.geometry import (
     DEFAULT_GRID,
     UNIT_TOKENS,
-    ModelGeometry,
     block_bytes,
     coarse_page_bytes,
     native_grid,
@@ -29,13 +27,11 @@ from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.policy import Policy
 from sglang_hybrid.radix.tree import GridTree
-from sglang_hybrid.simulator.cost import StepCost, Weights
+from sglang_hybrid.simulator.cost import StepCost
 from sglang_hybrid.simulator.outcome import Outcome
 from sglang_hybrid.simulator.run import simulate
 from sglang_hybrid.simulator.setting import Setting
 
-MODEL = "falcon-h1-7b"
-PARAMETERS = 7.6e9
 BUDGET_UNIT = 1568 * 1024
 """Bytes a layer of the source's budgets: a checkpoint of 1557 KiB in whole units of 16 tokens."""
 
@@ -130,11 +126,6 @@ class Figures(NamedTuple):
     """Seconds from arrival to the last token."""
 
 
-def geometry() -> ModelGeometry:
-    """Falcon-H1-7B-Instruct in bf16."""
-    return hybrid_shape(PUBLIC[MODEL].config, MODEL).geometry(1, kv_bytes=2, ssm_bytes=2, conv_bytes=2)
-
-
 def memory(name: str, budget: int, attention_share: float) -> Organization:
     """An empty organization of so many of the source's units, sink pages on top."""
     model = geometry()
@@ -166,12 +157,11 @@ def workload(arm: Arm, constants: Constants) -> SharedContexts:
 
 def setting(arm: Arm, constants: Constants, order: Callable[[GridTree], Lifetime] = ReleaseOrder) -> Setting:
     model = geometry()
-    weights = Weights(PARAMETERS, 2 * PARAMETERS, _pair_flops())
     slowness = constants.slowness if arm.slow else 1.0
     cost = StepCost(
         constants.flops / slowness,
         constants.bandwidth / slowness,
-        weights,
+        weights(),
         model.kv_row_bytes * model.arenas,
         model.checkpoint_bytes * model.arenas,
         constants.overhead * slowness,
@@ -186,12 +176,6 @@ def setting(arm: Arm, constants: Constants, order: Callable[[GridTree], Lifetime
         isolate=arm.isolate,
         order=order,
     )
-
-
-def _pair_flops() -> float:
-    """A product with K and one with V, of every query head of every layer, two FLOPs a multiplication."""
-    config = PUBLIC[MODEL].config
-    return 4.0 * config["num_attention_heads"] * config["head_dim"] * config["num_hidden_layers"]
 
 
 def run(arm: Arm, constants: Constants, seed: int) -> Figures:

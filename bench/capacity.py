@@ -22,20 +22,16 @@ from typing import Any
 from tqdm import tqdm
 
 from bench.churn import Churn
+from bench.falcon import MODEL, organization, queued
 from bench.lru import PlainLru
-from bench.replay import Replay
 from bench.table import Cell, parser, report, table
 from bench.trace import DEFAULT_TRACE, Request, clairvoyant, load, reuse
-from sglang_hybrid.cli.families import hybrid_shape
-from sglang_hybrid.cli.models import PUBLIC
-from sglang_hybrid.geometry import DEFAULT_GRID, ModelGeometry, block_bytes, native_grid
-from sglang_hybrid.pools.factory import ORGANIZATIONS, make_organization
-from sglang_hybrid.pools.organization import Organization
+from sglang_hybrid.geometry import DEFAULT_GRID
+from sglang_hybrid.pools.factory import ORGANIZATIONS
 from sglang_hybrid.pools.shared import PackedConv
 from sglang_hybrid.radix.account import Account, account
 from sglang_hybrid.radix.lifetime import Lifetime
 
-MODEL = "falcon-h1-7b"
 BUDGETS = (100, 254, 1000, 3000, 10_000)
 """S2 pages; 254 is the source's b83."""
 
@@ -59,20 +55,6 @@ SAMPLES = 30
 """Looks at where the bytes are, spread over the last three quarters of the requests."""
 
 
-def geometry() -> tuple[ModelGeometry, int]:
-    """Falcon-H1-7B-Instruct in bf16, and D0's native grid for it."""
-    shape = hybrid_shape(PUBLIC[MODEL].config, MODEL)
-    model = shape.geometry(1, kv_bytes=2, ssm_bytes=2, conv_bytes=2)
-    return model, native_grid(model, 16, 256)
-
-
-def organization(name: str, pages: int) -> Organization:
-    """At the bytes of `pages` S2 pages beside the sink."""
-    model, native = geometry()
-    budget = (pages + 1) * block_bytes(model, DEFAULT_GRID) * model.arenas
-    return make_organization(name, model, native if name == "D0" else DEFAULT_GRID, budget)
-
-
 def composites(pages: int, steps: int, progress: tqdm) -> dict[str, Any]:
     """After churn, for each organization; and S2's slabs in it and after it."""
     churned = {}
@@ -93,34 +75,27 @@ def serve(
     name: str, pages: int, order: str, most_running: int, requests: Sequence[Request], progress: tqdm
 ) -> dict[str, Any]:
     """The trace on one organization: adopted tokens, and where the bytes were on average."""
-    replay = Replay(organization(name, pages), ORDERS[order], most_running)
+    scheduler = queued(requests, name, pages, most_running, ORDERS[order])
+    memory, tree = scheduler.core.organization, scheduler.core.tree
     samples: list[tuple[int, float, Account]] = []
-    admitted = 0
-
-    def look(count: int) -> None:
-        nonlocal admitted
-        admitted += count
-        progress.update(count)
-        if 4 * SAMPLES * admitted > len(requests) * (SAMPLES + 3 * len(samples)):
-            memory = replay.organization
-            slabs = memory.slabs.occupancy() if isinstance(memory, PackedConv) else 1.0
-            samples.append((memory.checkpoints_cached, slabs, account(memory, replay.tree)))
-
+    begun = 0
     progress.set_description(f"{name}, {pages} pages, {order}, {most_running} running")
-    replay.run(requests, look)
-    replay.tree.check_integrity()
-    replay.organization.check_integrity()
-    progress.update(replay.refused)
+    while scheduler.step():
+        before, begun = begun, len(requests) - len(scheduler.waiting)
+        progress.update(begun - before)
+        if 4 * SAMPLES * begun > len(requests) * (SAMPLES + 3 * len(samples)):
+            slabs = memory.slabs.occupancy() if isinstance(memory, PackedConv) else 1.0
+            samples.append((memory.checkpoints_cached, slabs, account(memory, tree)))
+    scheduler.core.check_integrity()
     counts = len(samples) or 1
-    memory = replay.organization
     shares = {
         kind: sum(getattr(one, field) for _, _, one in samples for field in fields)
         for kind, fields in KINDS.items()
     }
     shares = {kind: round(one / counts / memory.budget_bytes, 4) for kind, one in shares.items()}
     return {
-        "adopted_tokens": replay.adopted_tokens,
-        "refused": replay.refused,
+        "adopted_tokens": scheduler.outcome.adopted_tokens,
+        "refused": scheduler.outcome.refused,
         "useful_states": round(sum(states for states, _, _ in samples) / counts, 1),
         "slab_occupancy": round(sum(slabs for _, slabs, _ in samples) / counts, 4),
         "shares": shares,
@@ -129,8 +104,8 @@ def serve(
 
 def measure(requests: Sequence[Request], pages: int, budgets: Sequence[int], steps: int) -> dict[str, Any]:
     """Everything the bench reports."""
-    replays = len(ORGANIZATIONS) * len(ORDERS) + len(budgets) * len(ORDERS) * len(CONCURRENCY)
-    total = replays * len(requests) + len(ORGANIZATIONS) * (steps // 10)
+    served = len(ORGANIZATIONS) * len(ORDERS) + len(budgets) * len(ORDERS) * len(CONCURRENCY)
+    total = served * len(requests) + len(ORGANIZATIONS) * (steps // 10)
     progress = tqdm(total=total, unit=" requests", disable=None)  # for people: only on a terminal
     found = reuse(requests)
     answer: dict[str, Any] = {

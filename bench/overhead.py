@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from bench.capacity import organization
+from bench.falcon import organization
 from bench.stock_tree import CORES, StockTree
 from bench.table import Cell, parser, report, table
 from sglang_hybrid.geometry import DEFAULT_GRID, ceil_div

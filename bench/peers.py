@@ -9,25 +9,23 @@ a prompt is the one that serves most of the whole trace, which nobody could know
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from bench.capacity import MODEL, organization
+from bench.falcon import CONFIG, MODEL, queued
 from bench.lru import PlainLru
-from bench.replay import Replay
 from bench.table import parser, report, table
 from bench.trace import DEFAULT_TRACE, Request, load, reuse
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.peers.marconi import MarconiAdmission, MarconiEviction, PrefixFlops
 from sglang_hybrid.simulator.peers.recency import NodeRecency
 from sglang_hybrid.simulator.peers.sparse_prefix import SparsePlacement
+from sglang_hybrid.simulator.scheduler import Scheduler
 
 BUDGETS = (254, 1000, 3000, 10_000)
 CONCURRENCY = (1, 16)
@@ -39,7 +37,6 @@ WINDOW = 5
 COUNTS = (1, 2, 4)
 """Checkpoints a prompt, for sparse prefix caching."""
 
-FALCON_7B = PUBLIC[MODEL].config
 WIDTH = 3072
 """Falcon-H1-7B's hidden size, which the ledger's figures leave out."""
 
@@ -48,17 +45,13 @@ class Policy(NamedTuple):
     """Order of eviction, and what takes checkpoints."""
 
     order: Callable[[GridTree], Lifetime]
-    states: Callable[[GridTree, Lifetime], LiveStates] = LiveStates
-
-
-class Evicted(Exception):
-    """The budget is full for the first time."""
+    states: Callable[[GridTree, Lifetime], LiveStates] | None = None
 
 
 def flops() -> PrefixFlops:
     """Every layer of the model has an attention, a recurrent and an MLP part."""
-    layers = FALCON_7B["num_hidden_layers"]
-    return PrefixFlops(WIDTH, FALCON_7B["mamba_d_state"], layers, layers, layers)
+    layers = CONFIG["num_hidden_layers"]
+    return PrefixFlops(WIDTH, CONFIG["mamba_d_state"], layers, layers, layers)
 
 
 def marconi(alpha: float) -> Policy:
@@ -74,61 +67,57 @@ def served(
     pages: int,
     running: int,
     requests: Sequence[Request],
-    watch: Callable[[Replay, int], None] = lambda replay, admitted: None,
-) -> int:
-    """Prompt tokens from the cache; `watch` sees the replay and how many requests have been admitted."""
-    replay = Replay(organization("S2", pages), policy.order, running, policy.states)
-    count = 0
+    begun: Callable[[Scheduler, int], bool] = lambda scheduler, count: True,
+) -> Scheduler:
+    """All of them, or until `begun`, which sees after each step how many have left the queue, says no."""
+    scheduler = queued(requests, "S2", pages, running, policy.order, policy.states)
+    while scheduler.step() and begun(scheduler, len(requests) - len(scheduler.waiting)):
+        pass
+    scheduler.core.check_integrity()
+    return scheduler
 
-    def admitted(more: int) -> None:
-        nonlocal count
-        count += more
-        watch(replay, count)
 
-    replay.run(requests, admitted)
-    replay.tree.check_integrity()
-    replay.organization.check_integrity()
-    return replay.adopted_tokens
+def tokens(policy: Policy, pages: int, running: int, requests: Sequence[Request]) -> int:
+    """Prompt tokens from the cache."""
+    return served(policy, pages, running, requests).outcome.adopted_tokens
 
 
 def first_eviction(pages: int, running: int, requests: Sequence[Request]) -> int:
     """Requests until Marconi first evicts a checkpoint; all of them when it never does."""
-    seen = 0
-
-    def watch(replay: Replay, admitted: int) -> None:
-        nonlocal seen
-        seen = admitted
-        if replay.lifetime.checkpoints_evicted:
-            raise Evicted
-
-    with suppress(Evicted):
-        served(marconi(0.0), pages, running, requests, watch)
-    return seen
+    found = served(
+        marconi(0.0),
+        pages,
+        running,
+        requests,
+        lambda scheduler, count: not scheduler.core.lifetime.checkpoints_evicted,
+    )
+    return len(requests) - len(found.waiting)
 
 
 def serve_marconi(pages: int, running: int, requests: Sequence[Request]) -> dict[str, Any]:
     """Section 4.2: alpha 0 until the window has been recorded, then the best of its replay."""
     window = (1 + WINDOW) * first_eviction(pages, running, requests)
     recorded = requests[:window]
-    tried = {alpha: served(marconi(alpha), pages, running, recorded) for alpha in ALPHAS}
+    tried = {alpha: tokens(marconi(alpha), pages, running, recorded) for alpha in ALPHAS}
     alpha = max(ALPHAS, key=lambda one: tried[one])
 
-    def adopt(replay: Replay, admitted: int) -> None:
-        if admitted >= window:
-            replay.lifetime.alpha = alpha  # type: ignore[attr-defined]
+    def adopt(scheduler: Scheduler, count: int) -> bool:
+        if count >= window:
+            scheduler.core.lifetime.alpha = alpha  # type: ignore[attr-defined]
+        return True
 
-    tokens = served(marconi(0.0), pages, running, requests, adopt)
-    return {"tokens": tokens, "alpha": alpha, "window": min(window, len(requests))}
+    outcome = served(marconi(0.0), pages, running, requests, adopt).outcome
+    return {"tokens": outcome.adopted_tokens, "alpha": alpha, "window": min(window, len(requests))}
 
 
 def serve_sparse_prefix(pages: int, running: int, requests: Sequence[Request]) -> dict[str, Any]:
-    tried = {count: served(sparse_prefix(count), pages, running, requests) for count in COUNTS}
+    tried = {count: tokens(sparse_prefix(count), pages, running, requests) for count in COUNTS}
     count = max(COUNTS, key=lambda one: tried[one])
     return {"tokens": tried[count], "checkpoints": count}
 
 
 def serve_plain(policy: Policy, pages: int, running: int, requests: Sequence[Request]) -> dict[str, Any]:
-    return {"tokens": served(policy, pages, running, requests)}
+    return {"tokens": tokens(policy, pages, running, requests)}
 
 
 POLICIES: dict[str, Callable[[int, int, Sequence[Request]], dict[str, Any]]] = {

@@ -13,16 +13,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.capacity import MODEL, geometry, organization
+from bench.falcon import organization, step_cost
 from bench.table import parser, report, table
 from bench.trace import DEFAULT_TRACE
 from bench.workloads import mooncake
-from sglang_hybrid.cli.families import hybrid_shape
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.pools.factory import ORGANIZATIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import Policy
-from sglang_hybrid.simulator.cost import StepCost, Weights
 from sglang_hybrid.simulator.devices import DEVICES
 from sglang_hybrid.simulator.outcome import Outcome
 from sglang_hybrid.simulator.request import Request
@@ -31,17 +28,6 @@ from sglang_hybrid.simulator.setting import ENGINE, SOURCE, Setting
 
 PAGES = (254, 1000, 10_000)
 SERVING = {"engine": ENGINE, "source": SOURCE}
-PARAMETERS = 7.6e9
-"""Of Falcon-H1-7B, two bytes each."""
-
-
-def step_cost(device: str) -> StepCost:
-    """Falcon-H1-7B in bf16 on a device of the table."""
-    shape = hybrid_shape(PUBLIC[MODEL].config, MODEL)
-    # Two products, each a multiplication and an addition, for every element of every query head.
-    head_dim = geometry()[0].kv_row_bytes / (2 * 2 * shape.kv_heads)
-    pair = 4 * shape.query_heads * head_dim * len(shape.attention)
-    return StepCost.of(DEVICES[device], Weights(PARAMETERS, 2 * PARAMETERS, pair), geometry()[0])
 
 
 def run(requests: Sequence[Request], name: str, pages: int, base: Setting) -> dict[str, Any]:

@@ -140,6 +140,11 @@ def mooncake(
     stretch = 1.0
     if rate is not None and rows and rows[-1].at > 0:
         stretch = len(rows) / rows[-1].at / rate
+    return of_trace(rows, stretch)
+
+
+def of_trace(rows: Iterable[trace.Request], stretch: float = 1.0) -> list[Request]:
+    """Requests of a trace, their times multiplied by `stretch`: with 0 they all wait from the start."""
     return [Request(at=row.at * stretch, segments=_runs(row), new=max(row.new, 1)) for row in rows]
 
 

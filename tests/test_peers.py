@@ -6,12 +6,15 @@ from itertools import combinations
 
 import pytest
 
-from bench.capacity import organization
-from bench.peers import POLICIES, Policy, flops, marconi, measure, sparse_prefix
-from bench.replay import Replay
+from bench.falcon import organization
+from bench.peers import POLICIES, Policy, first_eviction, flops, marconi, measure, sparse_prefix
+from bench.peers import served as serve
 from bench.trace import Request
 from sglang_hybrid.radix.order import Tier
-from sglang_hybrid.simulator.peers.marconi import PrefixFlops
+from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.simulator.core import Core
+from sglang_hybrid.simulator.keys import key_of
+from sglang_hybrid.simulator.peers.marconi import MarconiEviction, PrefixFlops
 from sglang_hybrid.simulator.peers.sparse_prefix import best_places
 
 
@@ -46,65 +49,70 @@ def test_flops_are_those_of_the_papers_table() -> None:
     assert one.of(5) == attention + 10 * recurrent + 100 * mlp
 
 
-def served(policy: Policy, prompts: Sequence[Sequence[int]], pages: int) -> Replay:
+def served(policy: Policy, prompts: Sequence[Sequence[int]], pages: int) -> Core:
     """Prompts one after another, each a little longer than these blocks."""
-    replay = Replay(organization("S2", pages), policy.order, 1, policy.states)
-    replay.run([Request(512 * len(ids) + 100, 8, (*ids, -n)) for n, ids in enumerate(prompts, 1)])
-    replay.tree.check_integrity()
-    return replay
+    requests = [Request(512 * len(ids) + 100, 8, (*ids, -n)) for n, ids in enumerate(prompts, 1)]
+    return serve(policy, pages, 1, requests).core
 
 
-def checkpoints(replay: Replay) -> dict[int, list[int]]:
-    """Depths of checkpoints by the id of the first block of their path."""
-    found: dict[int, list[int]] = {}
-    for node in replay.tree.nodes():
-        if node.checkpoint is not None:
-            first = int.from_bytes(node.path()[0].key[:8], "little", signed=True) // 2
-            found.setdefault(first, []).append(node.depth)
-    return {first: sorted(depths) for first, depths in found.items()}
+def checkpoints(core: Core, first: int) -> list[int]:
+    """Depths of checkpoints on paths that begin with this block."""
+    key = key_of([(first, 512)], 512)
+    nodes = [node for node in core.tree.nodes() if node.path()[0].key.startswith(key)]
+    return sorted(node.depth for node in nodes if node.checkpoint is not None)
 
 
 def test_marconi_admits_the_end_and_the_branching_point() -> None:
-    replay = served(marconi(0.0), [(1, 2, 3, 4, 5), (1, 2, 3, 8, 9)], pages=200)
-    assert checkpoints(replay) == {1: [3, 5, 5]}
+    core = served(marconi(0.0), [(1, 2, 3, 4, 5), (1, 2, 3, 8, 9)], pages=200)
+    assert checkpoints(core, 1) == [3, 5, 5] and core.organization.checkpoints_cached == 3
 
 
 def test_marconi_weighs_recency_alone_without_alpha_and_saved_work_with_it() -> None:
     long, short = tuple(range(1, 13)), (100, 101)
     for alpha, first in ((0.0, 12), (4.0, 2)):
-        replay = served(marconi(alpha), [long, short], pages=200)
-        chosen = replay.lifetime._idle.take(Tier.PINNED)
+        core = served(marconi(alpha), [long, short], pages=200)
+        chosen = core.lifetime._idle.take(Tier.PINNED)
         assert chosen is not None and chosen.owner.depth == first, alpha  # type: ignore[attr-defined]
 
 
 def test_a_hit_refreshes_what_it_used() -> None:
     long, short = tuple(range(1, 13)), (100, 101)
-    replay = served(marconi(0.0), [long, short, (*long, 13)], pages=200)
-    chosen = replay.lifetime._idle.take(Tier.PINNED)
+    core = served(marconi(0.0), [long, short, (*long, 13)], pages=200)
+    chosen = core.lifetime._idle.take(Tier.PINNED)
     assert chosen is not None and chosen.owner.depth == 2  # type: ignore[attr-defined]
 
 
 def test_marconi_keeps_a_node_with_two_children() -> None:
-    replay = served(marconi(0.0), [(1, 2, 3, 4), (1, 2, 8, 9), (1, 2, 6, 7)], pages=200)
-    order = replay.lifetime._idle
+    core = served(marconi(0.0), [(1, 2, 3, 4), (1, 2, 8, 9), (1, 2, 6, 7)], pages=200)
+    order = core.lifetime._idle
     gone = []
     while len(gone) < 3 and (one := order.take(Tier.PINNED)) is not None:
         gone.append(one.owner.depth)  # type: ignore[attr-defined]
     assert gone == [4, 4, 4], "the ends before the branching point, though it was used longest ago"
 
 
+def test_the_bootstrap_window_begins_with_the_first_eviction() -> None:
+    prompts = [tuple(range(10 * n, 10 * n + 5)) for n in range(1, 20)]
+    requests = [Request(512 * 5 + 100, 8, (*ids, -ids[0])) for ids in prompts]
+    first = first_eviction(60, 1, requests)
+    assert 0 < first < len(requests)
+    for count in (first - 1, first):
+        core = serve(marconi(0.0), 60, 1, requests[:count]).core
+        assert bool(core.lifetime.checkpoints_evicted) == (count == first)
+
+
 def test_efficiency_grows_with_the_prefix() -> None:
-    lifetime = Replay(organization("S2", 50), marconi(1.0).order).lifetime
-    efficiencies = [lifetime.efficiency(blocks) for blocks in (1, 2, 4, 8, 16)]  # type: ignore[attr-defined]
+    lifetime = MarconiEviction(GridTree(organization("S2", 50)), flops())
+    efficiencies = [lifetime.efficiency(blocks) for blocks in (1, 2, 4, 8, 16)]
     assert efficiencies == sorted(efficiencies)
     assert efficiencies[0] == pytest.approx(flops().of(512) / (44 * (512 + 1557) * 1024))
 
 
 def test_sparse_placement_learns_where_prompts_part() -> None:
     shared = [(1, 2, 3, 10 * n + 100, 10 * n + 101, 10 * n + 102) for n in range(70)]
-    replay = served(sparse_prefix(1), shared, pages=2000)
-    assert replay.live.places(6) == (3,)  # type: ignore[attr-defined]
-    assert replay.live.places(2) == (2,)  # type: ignore[attr-defined]
+    core = served(sparse_prefix(1), shared, pages=2000)
+    assert core.live.places(6) == (3,)  # type: ignore[attr-defined]
+    assert core.live.places(2) == (2,)  # type: ignore[attr-defined]
 
 
 def test_the_bench_reports_every_policy() -> None:

@@ -1,0 +1,74 @@
+"""Falcon-H1-7B, which the simulated benches serve: its memories at equal bytes, and what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from bench.trace import Request
+from bench.workloads import of_trace
+from sglang_hybrid.cli.families import hybrid_shape
+from sglang_hybrid.cli.models import PUBLIC
+from sglang_hybrid.geometry import DEFAULT_GRID, UNIT_TOKENS, ModelGeometry, block_bytes, native_grid
+from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.organization import Organization
+from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.simulator.cost import StepCost, Weights
+from sglang_hybrid.simulator.devices import DEVICES
+from sglang_hybrid.simulator.scheduler import Scheduler
+from sglang_hybrid.simulator.setting import ENGINE, Setting
+
+MODEL = "falcon-h1-7b"
+CONFIG = PUBLIC[MODEL].config
+PARAMETERS = 7.6e9
+
+
+def geometry() -> ModelGeometry:
+    """Falcon-H1-7B-Instruct in bf16."""
+    return hybrid_shape(CONFIG, MODEL).geometry(1, kv_bytes=2, ssm_bytes=2, conv_bytes=2)
+
+
+def own_grid() -> int:
+    """D0's grid for it."""
+    return native_grid(geometry(), UNIT_TOKENS, 256)
+
+
+def organization(name: str, pages: int) -> Organization:
+    """At the bytes of `pages` S2 pages beside the sink."""
+    model = geometry()
+    budget = (pages + 1) * block_bytes(model, DEFAULT_GRID) * model.arenas
+    return make_organization(name, model, own_grid() if name == "D0" else DEFAULT_GRID, budget)
+
+
+def weights() -> Weights:
+    """In bf16.  A product with K and one with V, of every query head of every layer, two FLOPs a
+    multiplication."""
+    pair = 4.0 * CONFIG["num_attention_heads"] * CONFIG["head_dim"] * CONFIG["num_hidden_layers"]
+    return Weights(PARAMETERS, 2 * PARAMETERS, pair)
+
+
+def step_cost(device: str) -> StepCost:
+    """On a device of the table."""
+    return StepCost.of(DEVICES[device], weights(), geometry())
+
+
+def queued(
+    rows: Iterable[Request],
+    name: str,
+    pages: int,
+    most_running: int,
+    order: Callable[[GridTree], Lifetime] = Lifetime,
+    states: Callable[[GridTree, Lifetime], LiveStates] | None = None,
+) -> Scheduler:
+    """SGLang's scheduler with the plugin, and a trace that waits for it from the start: no device matters."""
+    setting = Setting(
+        partial(organization, name, pages),
+        step_cost("H100"),
+        serving=ENGINE,
+        most_running=most_running,
+        order=order,
+        states=states,
+    )
+    return Scheduler(setting, of_trace(rows, 0))
