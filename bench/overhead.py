@@ -31,7 +31,8 @@ from sglang_hybrid.geometry import DEFAULT_GRID, ceil_div
 from sglang_hybrid.pools.organization import Checkpoint, Need
 from sglang_hybrid.radix.demand import Kind
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.tree import GridTree
 

@@ -12,7 +12,8 @@ from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.tree import GridTree
 from tests.core.worlds import NAMES, World
 

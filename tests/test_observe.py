@@ -17,7 +17,7 @@ from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.metrics import Exporter
 from sglang_hybrid.engine.reuse import META_KEY
 from sglang_hybrid.pools.organization import Need
-from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.live_state import LiveState
 from tests.core.worlds import GRID, NAMES, World
 
 

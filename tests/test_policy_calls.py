@@ -11,6 +11,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.managers import schedule_batch, schedule_policy
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
+from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache import common
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
@@ -21,6 +22,7 @@ from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.observe import report
 from sglang_hybrid.engine.requests import GridRequests, PageMaps
 from sglang_hybrid.engine.tokens import GridTokens
+from sglang_hybrid.radix.coming import MOST_PASSED_OVER
 from sglang_hybrid.radix.order import Limit
 from sglang_hybrid.radix.policy import Policy
 from tests.core.worlds import World
@@ -71,8 +73,7 @@ class Pools:
         return GridPrefillAdder(GRID, self.cache, self.tokens, batch, 0.5, 4096, chunk)
 
     def admits(self, req: Any, adder: GridPrefillAdder) -> bool:
-        req.init_next_round_input(self.cache)
-        adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+        offer(req, self, adder)
         return req in adder.can_run_list
 
     def forget(self, req: Any) -> None:
@@ -156,3 +157,36 @@ def test_what_is_given_up_is_logged_by_request(caplog: pytest.LogCaptureFixture)
     assert "Preempted request first gives up its checkpoint at token 16" in caplog.text
     assert not pools.cache.pins and pools.cache.lifetime.counts.pins_given_up == 1
     pools.cache.release_aborted_request(SimpleNamespace(rid="first"))
+
+
+def test_a_pass_steps_over_those_whose_prefix_it_has_just_admitted() -> None:
+    pools = Pools(Policy())
+    adder = pools.adder(chunk=200)
+    burst = [request(f"burst-{index}") for index in range(MOST_PASSED_OVER + 1)]
+    first, *others = burst
+    assert pools.admits(first, adder)
+    for req in others[:-1]:
+        assert offer(req, pools, adder) is AddReqResult.CONTINUE and req.lock is None
+    assert offer(others[-1], pools, adder) is AddReqResult.OTHER, "a pass looks at no more than so many"
+    assert report(pools.cache)["count_prefix_waits"] == MOST_PASSED_OVER
+    stranger = request("stranger", "salted")
+    assert pools.admits(stranger, adder)
+    pools.forget(stranger)
+    pools.prefill(first, GRID)
+    assert not pools.admits(others[0], pools.adder(chunk=200)), "its second boundary is still to come"
+    pools.prefill(first, PROMPT)
+    adder = pools.adder(chunk=200)
+    assert pools.admits(others[0], adder) and others[0].prefix_len == 2 * GRID
+    assert pools.admits(others[1], adder), "what they compute is shared by nobody"
+
+
+def test_without_waiting_all_are_admitted() -> None:
+    pools = Pools(Policy(wait="never"))
+    adder = pools.adder(chunk=200)
+    assert pools.admits(request("first"), adder) and pools.admits(request("second"), adder)
+    assert report(pools.cache)["count_prefix_waits"] == 0
+
+
+def offer(req: Any, pools: Pools, adder: GridPrefillAdder) -> AddReqResult:
+    req.init_next_round_input(pools.cache)
+    return adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)

@@ -135,7 +135,7 @@ def test_refused(row: Row, model: str) -> None:
 
 
 def test_every_rule_has_a_row() -> None:
-    ours = {"hybrid_mem", "hybrid_checkpoints", "hybrid_attention_share", "hybrid_conv_slots"}
+    ours = {"hybrid_mem", "hybrid_checkpoints", "hybrid_wait", "hybrid_attention_share", "hybrid_conv_slots"}
     planted = {"model_path", "mem_fraction_static", "cuda_graph_config"}  # tests of their own below
     rowed = {match.replace("-", "_") for row in ROWS for match in re.findall(r"--([a-z0-9-]+)", row.argv)}
     ruled = {rule.field for rule in (*refusals.INPUT_RULES, *refusals.MODEL_RULES)}
@@ -347,6 +347,7 @@ def test_served_families_are_those_with_a_demo_model() -> None:
         "--hybrid-headroom 0.1",
         "--hybrid-retention 2",
         "--hybrid-checkpoints branch",
+        "--hybrid-wait never",
     ],
 )
 def test_option_without_the_switch(extra: str, model: str) -> None:
@@ -446,6 +447,7 @@ def test_engine_values_are_checked_too(model: str) -> None:
             r"conv-slots wide is unknown; legal: pow2, tight",
         ),
         ({"hybrid_mem": "S1", "hybrid_checkpoints": "some"}, r"some is unknown; legal: all, branch, sparse"),
+        ({"hybrid_mem": "S1", "hybrid_wait": "some"}, r"some is unknown; legal: prefix, never"),
         ({"hybrid_mem": "S1", "hybrid_headroom": "0.1"}, r"--hybrid-headroom '0.1' must be a part"),
         ({"hybrid_mem": "S1", "hybrid_retention": 1.5}, r"--hybrid-retention 1.5 must be a whole number"),
         ({"hybrid_mem": "S1", "hybrid_grid": True}, r"--hybrid-grid True must be a whole number"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need, Organization
 from sglang_hybrid.radix.admission import Admission
+from sglang_hybrid.radix.coming import MOST_PASSED_OVER, Coming
 from sglang_hybrid.radix.live import LiveStates
 
 if TYPE_CHECKING:
@@ -135,6 +136,22 @@ class GridPrefillAdder(PrefillAdder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.exact_chunk_fill = True
+        self.promised = Coming(self.tree_cache.live.history)
+        """Of prefills admitted in this pass."""
+        self.passed_over = 0
+
+    def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> AddReqResult:
+        """As the stock one; a request whose prefix is being computed stays in the queue, and the next is
+        asked."""
+        if self.tree_cache.awaits(req, self.promised):
+            self.passed_over += 1
+            spent = self.passed_over >= MOST_PASSED_OVER
+            return AddReqResult.OTHER if spent else AddReqResult.CONTINUE
+        return super().add_one_req(req, *args, **kwargs)
+
+    def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
+        super()._commit_prefill_admission(req, *args, **kwargs)
+        self.tree_cache.expect(req, self.promised)
 
     def add_chunked_req(self, req: Req) -> Req | None:
         self.memory_budget.begun = -req.prefix_len % self.page_size

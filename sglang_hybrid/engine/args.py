@@ -16,7 +16,7 @@ from sglang.srt.utils.common import human_readable_int
 
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, UNIT_TOKENS
 from sglang_hybrid.radix.placement import PLACEMENTS
-from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, WAITS, Policy
 
 ORGANIZATIONS = ("S0", "S1", "S2", "D0")
 CONV_SLOTS = ("pow2", "tight")
@@ -38,6 +38,7 @@ _FLAG_FIELDS = (
     "hybrid_headroom",
     "hybrid_retention",
     "hybrid_checkpoints",
+    "hybrid_wait",
 )
 
 
@@ -141,6 +142,16 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
             "the ends of prompts and answers and where paths part; sparse: there, and at a spacing that "
             f"grows with the depth. Default {DEFAULT_POLICY.checkpoints}. Needs --hybrid-mem.",
             choices=list(PLACEMENTS),
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_wait: A[
+        Optional[str],  # noqa: UP045
+        Arg(
+            help="What a waiting request does while a running prefill computes a prefix that it shares. "
+            "prefix: it waits for the checkpoint, and others go first; never: it computes the same too. "
+            f"Default {DEFAULT_POLICY.wait}. Needs --hybrid-mem.",
+            choices=list(WAITS),
         ),
         NS("hybrid"),
     ] = None

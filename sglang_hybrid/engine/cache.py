@@ -25,8 +25,10 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang_hybrid.engine.reuse import Lookup, ReuseLog
 from sglang_hybrid.pools.organization import Checkpoint, Need
 from sglang_hybrid.radix.account import Refusals, binding
+from sglang_hybrid.radix.coming import Coming
+from sglang_hybrid.radix.history import Trail
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 
@@ -125,14 +127,40 @@ class GridPrefixCache(BasePrefixCache):
             checkpoint, lock.adopted = lock.adopted, None
             self.organization.release(checkpoint)
 
+    def awaits(self, req: Req, promised: Coming) -> bool:
+        """Whether the request, just matched, should wait for a prefix that a running prefill, or one in
+        `promised`, is computing."""
+        if not (self.live.waits and (self.live.coming or promised)):
+            return False
+        lookup: Lookup = req.hybrid_lookup
+        return self.live.awaits(self._trail(req), lookup.match.depth, lookup.usable // self.grid, promised)
+
+    def expect(self, req: Req, promised: Coming) -> None:
+        """The request is admitted in this pass: others may wait for its prefix."""
+        if self.live.waits and not req.skip_radix_cache_insert:
+            prompt = len(req.full_untruncated_fill_ids)
+            self.live.expect(promised, self._trail(req, prompt), req.lock.node.depth, prompt)
+
+    def _trail(self, req: Req, length: int = 0) -> Trail:
+        """The request's own until it gets its row, as far as its match and this many tokens."""
+        lookup: Lookup = req.hybrid_lookup
+        trail: Trail | None = getattr(req, "hybrid_trail", None)
+        if trail is None:
+            trail = req.hybrid_trail = Trail(lookup.namespace)
+        length = max(length, lookup.usable)
+        if not self.live.history.reaches(trail, length):
+            self.live.history.extend(trail, _encode(req.full_untruncated_fill_ids), length)
+        return trail
+
     def admitted(self, req: Req, state: LiveState) -> None:
         """The request gets its row: record what it could have reused."""
         lookup: Lookup = req.hybrid_lookup
+        trail, req.hybrid_trail = self._trail(req), None
         node: Node = req.lock.node
         found = Match(node, node.depth, max(node.depth, lookup.match.attention_depth))
         tokens = req.full_untruncated_fill_ids
         reuse = self.live.admitted(
-            state, lookup.namespace, _encode(tokens), len(tokens), lookup.usable, found
+            state, lookup.namespace, _encode(tokens), len(tokens), lookup.usable, found, trail
         )
         self.reuse.admitted(req, lookup.namespace, reuse)
 

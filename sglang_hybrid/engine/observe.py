@@ -114,7 +114,8 @@ def samples(cache: GridPrefixCache) -> Iterator[Sample]:
     yield Sample("gauge", "requests_running", "Admitted requests.", {}, cache.live.running)
     yield Sample("gauge", "pins", "Preempted requests whose state is kept.", {}, len(cache.pins))
     for event, count in live._asdict().items():
-        yield Sample("counter", "events", "Forks, and what became of states.", {"event": event}, count)
+        text = "Forks, what became of states, and requests that waited for a prefix."
+        yield Sample("counter", "events", text, {"event": event}, count)
     for what, count in lost._asdict().items():
         yield Sample("counter", "evicted", "What had to go, in pieces.", {"what": what}, count)
     if log.trace is not None:

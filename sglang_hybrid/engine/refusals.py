@@ -26,13 +26,14 @@ from sglang_hybrid.engine.args import (
 )
 from sglang_hybrid.engine.budget_rules import HIT_MARGIN, beyond_machine, no_hit
 from sglang_hybrid.engine.exact_rules import EXACT_RULES
-from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, only, positive, refuse, unset
+from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, one_of, only, positive, refuse, unset
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, UNIT_TOKENS, GeometryError, native_grid
 from sglang_hybrid.kernels import KernelError, why_not
 from sglang_hybrid.kernels.flashinfer_state_update import need_whole_heads
 from sglang_hybrid.pools import factory
 from sglang_hybrid.pools.arena import check_alignment
 from sglang_hybrid.radix.placement import PLACEMENTS
+from sglang_hybrid.radix.policy import WAITS
 
 BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
 RECOMMENDED = "S1"
@@ -96,13 +97,6 @@ def _headroom(facts: Facts) -> str | None:
     if value is None or (number and 0 <= value < 1):
         return None
     return f"--hybrid-headroom {value!r} must be a part of all blocks, 0 <= f < 1, such as 0.1."
-
-
-def _checkpoints(facts: Facts) -> str | None:
-    value = facts.given("hybrid_checkpoints")
-    if value is None or value in PLACEMENTS:
-        return None
-    return f"--hybrid-checkpoints {value} is unknown; legal: {', '.join(PLACEMENTS)}."
 
 
 def _page_size(facts: Facts) -> str | None:
@@ -202,7 +196,8 @@ INPUT_RULES: tuple[Rule, ...] = (
     Rule("hybrid_kernels", _kernels),
     Rule("hybrid_headroom", _headroom),
     positive("hybrid_retention", "requests", "1"),
-    Rule("hybrid_checkpoints", _checkpoints),
+    one_of("hybrid_checkpoints", PLACEMENTS),
+    one_of("hybrid_wait", WAITS),
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
     Rule("hybrid_trace", _trace),

@@ -17,7 +17,8 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool, Re
 from sglang_hybrid.pools.arena import Arenas
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.views import NO_LINE, SINK_PAGE
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.live_state import LiveState
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

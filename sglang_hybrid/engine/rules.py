@@ -6,7 +6,7 @@ The table itself is in `refusals.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
@@ -57,6 +57,18 @@ class Rule(NamedTuple):
 def flag_of(field: str) -> str:
     """`--page-size` for `page_size`.  Every field in the tables has this plain spelling."""
     return "--" + field.replace("_", "-")
+
+
+def one_of(field: str, legal: Collection[str]) -> Rule:
+    """Refuse what is not legal; the argument parser has refused it already where there is one."""
+
+    def check(facts: Facts) -> str | None:
+        value = facts.given(field)
+        if value is None or value in legal:
+            return None
+        return f"{flag_of(field)} {value} is unknown; legal: {', '.join(legal)}."
+
+    return Rule(field, check)
 
 
 def off(field: str, why: str) -> Rule:

@@ -79,12 +79,14 @@ class Fate(IntEnum):
 class Trail:
     """A request's own text as a chain of fingerprints, one a piece."""
 
-    __slots__ = ("chain", "recorded", "refused", "seed")
+    __slots__ = ("chain", "recorded", "refused", "seed", "waited")
 
     def __init__(self, namespace: Hashable) -> None:
         self.seed = hash(namespace)
         self.chain = [0]
         """`chain[i]` stands for the text of the first i pieces, whatever the key."""
+        self.waited = False
+        """The request has let a running prefill go ahead."""
         self.recorded = 0
         """Pieces that the history has from this request or had before it."""
         self.refused: set[int] = set()
@@ -148,15 +150,22 @@ class History:
     # -- admission --------------------------------------------------------------------------
 
     def admit(
-        self, namespace: Hashable, tokens: bytes, prompt: int, usable: int, found: Match
+        self,
+        namespace: Hashable,
+        tokens: bytes,
+        prompt: int,
+        usable: int,
+        found: Match,
+        trail: Trail | None = None,
     ) -> tuple[Reuse, Trail]:
-        """What this request could have reused, and the trail to hand to `computed` later.
+        """What this request could have reused, and the trail to hand to `computed` later: its own, if it
+        has one since it waited.
 
         `usable` is how many of its `prompt` tokens a match may cover: at least the last one is always
         computed.  `found` is the match that it starts from.
         """
-        trail = Trail(namespace)
-        self._extend(trail, tokens, usable)
+        trail = Trail(namespace) if trail is None else trail
+        self.extend(trail, tokens, usable)
         deepest = usable // self.grid
         known = self._deepest(deepest, trail, keyed=True)
         # Whatever is still there was computed, even when it is forgotten here.
@@ -187,7 +196,7 @@ class History:
         elsewhere = self._deepest(usable // grid, trail, keyed=False)
         if elsewhere > r_max:
             return Cause.OTHER_KEY, (elsewhere - r_max) * grid
-        beyond = self._beyond(trail, r_max)
+        beyond = self._beyond(trail, r_max, self._pieces_in(usable))
         if beyond:
             return (Cause.OFF_GRID if r_max else Cause.BELOW_GRID), beyond
         return None, 0
@@ -203,10 +212,11 @@ class History:
         is_there = node is not None and node.checkpoint is not None and not node.checkpoint.frozen
         return Cause.NON_CANONICAL if is_there else Cause.EVICTED
 
-    def _beyond(self, trail: Trail, block: int) -> int:
-        """Tokens of whole pieces beyond this boundary that an earlier request of the key computed too."""
+    def _beyond(self, trail: Trail, block: int, last: int) -> int:
+        """Tokens of pieces beyond this boundary, up to the last, that an earlier request of the key computed
+        too."""
         first = piece = block * self._pieces
-        while piece + 1 < len(trail.chain) and self._inner.get(trail.keyed(piece + 1)) is not None:
+        while piece < last and self._inner.get(trail.keyed(piece + 1)) is not None:
             piece += 1
         return self._tokens(piece) - self._tokens(first)
 
@@ -223,7 +233,7 @@ class History:
 
     def computed(self, trail: Trail, tokens: bytes, length: int, taken: Container[int]) -> None:
         """The request has computed `length` tokens; `taken` holds the blocks that end in a checkpoint."""
-        self._extend(trail, tokens, length)
+        self.extend(trail, tokens, length)
         last, pieces, put_inner = self._pieces_in(length), self._pieces, self._inner.put
         seed, chain = trail.seed, trail.chain
         for piece in range(trail.recorded + 1, last + 1):
@@ -260,12 +270,21 @@ class History:
         blocks, rest = divmod(length, self.grid)
         return blocks * self._pieces + rest // self._step
 
+    def boundary(self, trail: Trail, block: int) -> int:
+        """Keyed fingerprint of the text of so many blocks."""
+        return trail.keyed(block * self._pieces)
+
     def _tokens(self, piece: int) -> int:
         """Tokens before the end of this many pieces."""
         blocks, inside = divmod(piece, self._pieces)
         return blocks * self.grid + inside * self._step
 
-    def _extend(self, trail: Trail, tokens: bytes, length: int) -> None:
+    def reaches(self, trail: Trail, length: int) -> bool:
+        """Whether the trail covers so many tokens."""
+        return len(trail.chain) > self._pieces_in(length)
+
+    def extend(self, trail: Trail, tokens: bytes, length: int) -> None:
+        """Take the trail on to the last whole piece of so many of its tokens."""
         chain, cuts, pieces = trail.chain, self._cuts, self._pieces
         last, piece, end = chain[-1], len(chain) - 1, self._pieces_in(length)
         while piece < end:

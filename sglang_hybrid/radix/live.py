@@ -8,121 +8,25 @@ nothing is copied.  Everything here is bookkeeping: `engine/` copies the maps to
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
-from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need, Organization
+from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need
 from sglang_hybrid.pools.pages import IntegrityError
-from sglang_hybrid.radix.demand import Kind
-from sglang_hybrid.radix.history import History, Reuse, Trail
+from sglang_hybrid.radix.coming import Coming
+from sglang_hybrid.radix.history import Reuse, Trail
 from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.live_state import Boundary, LiveState, OutOfState, StateCounts
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit, Tier
 from sglang_hybrid.radix.placement import Placement, every
+from sglang_hybrid.radix.publishing import Publishing
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match
-
-
-class OutOfState(RuntimeError):
-    """A live state that admission promised cannot be allocated."""
-
 
 LIKELY = Limit(Tier.USEFUL)
 """What a checkpoint pushes out that is likely to be used: anything but what policy or a request keeps."""
 
 
-class Boundary(NamedTuple):
-    """A checkpoint that the coming forward writes when it passes token `depth`."""
-
-    depth: int
-    checkpoint: Checkpoint
-
-
-class Duplicate(NamedTuple):
-    """Block `block` of a request was in the tree already: its row must point at `units`."""
-
-    block: int
-    units: Sequence[int]
-
-
-class Published(NamedTuple):
-    """`node` is where the request's path in the tree ends now; `own_units` are no longer its own."""
-
-    node: Node
-    duplicates: list[Duplicate]
-    own_units: list[int]
-
-
-class LiveState:
-    """What one running request holds beside its lock on the tree."""
-
-    __slots__ = (
-        "answer_end",
-        "boundaries",
-        "branch",
-        "covered",
-        "kept",
-        "live",
-        "made",
-        "newcomer",
-        "parted",
-        "passing",
-        "prefilled",
-        "private",
-        "prompt_end",
-        "source",
-        "superseded",
-        "trail",
-        "units",
-    )
-
-    def __init__(self, private: bool = False, newcomer: bool = True) -> None:
-        self.private = private
-        """The request may not publish: it keeps no checkpoints."""
-        self.newcomer = newcomer
-        """What it wants is still to be counted; a preempted request that resumes has been."""
-        self.made: list[Checkpoint] = []
-        """What it has given the tree, for `Retention`."""
-        self.passing: Checkpoint | None = None
-        """The last of these, while no deeper one stands."""
-        self.superseded: Checkpoint | None = None
-        """The one before it, when the placement does not keep it for itself."""
-        self.covered = 0
-        """Token depth of the live state when the tree has a checkpoint of its own there."""
-        self.units: list[int] = []
-        """Attention units of the request's row, tree-owned prefix included, in order."""
-        self.live: Checkpoint | None = None
-        """Where the last prepared forward writes the state; a reference is held."""
-        self.source: Checkpoint | None = None
-        """Where it reads it from, when that is not `live`; a reference of its own is held."""
-        self.kept: dict[int, Checkpoint] = {}
-        """Complete states at boundaries that are not published yet, by token depth."""
-        self.boundaries: list[Boundary] = []
-        """Checkpoints that the prepared forward will write; kept once it is launched."""
-        self.prefilled = 0
-        """Tokens of the prompt that forwards have been prepared for."""
-        self.branch = 0
-        """Token depth to which the tree had KV when the request came: here its prompt branches off."""
-        self.parted: Sequence[int] = ()
-        """Token depths before it that others came to or part at, and where no checkpoint is left."""
-        self.prompt_end: Node | None = None
-        self.answer_end: Node | None = None
-        """Where the whole blocks of what is published end."""
-        self.trail: Trail | None = None
-        """Its text in the history, when its admission was recorded."""
-
-
-class StateCounts(NamedTuple):
-    """Since start."""
-
-    forks: int
-    settled_in_place: int
-    checkpoints_skipped: int
-    checkpoints_published: int
-    checkpoints_superseded: int
-    duplicates: int
-
-
-class LiveStates:
+class LiveStates(Publishing):
     """Forks and publishes running requests' states, over one tree and one organization."""
 
     def __init__(
@@ -131,25 +35,20 @@ class LiveStates:
         lifetime: Lifetime,
         placement: Placement = every,
         retention: Retention | None = None,
+        waits: bool = True,
     ) -> None:
-        self.tree = tree
-        self.lifetime = lifetime
-        self.placement = placement
-        self.retention = retention or Retention(lifetime)
-        self.organization: Organization = tree.organization
+        """`waits`: `awaits` may answer that a request should."""
+        super().__init__(tree, lifetime, placement, retention or Retention(lifetime))
         self.running = 0
         """Admitted requests; each may need one unit in its next step."""
-        self.history = History(tree)
         self._alive = 0
         """Of these, the ones that have their live state."""
-        self._offered: dict[LiveState, None] = {}
-        """Those whose live state is in the lookup at this moment."""
+        self.waits = waits
+        self.prefix_waits = 0
+        """Requests that waited for what running prefills were computing."""
         self.forks = 0
         self.settled_in_place = 0
         self.checkpoints_skipped = 0
-        self.checkpoints_published = 0
-        self.checkpoints_superseded = 0
-        self.duplicates = 0
 
     # -- what is promised -------------------------------------------------------------------
 
@@ -169,11 +68,42 @@ class LiveStates:
         return sum(_live_of(state).references > 1 for state in self._offered)
 
     def admitted(
-        self, state: LiveState, namespace: Hashable, tokens: bytes, prompt: int, usable: int, found: Match
+        self,
+        state: LiveState,
+        namespace: Hashable,
+        tokens: bytes,
+        prompt: int,
+        usable: int,
+        found: Match,
+        trail: Trail | None = None,
     ) -> Reuse:
         """Record a request's admission and what it could have reused (`History.admit`)."""
-        reuse, state.trail = self.history.admit(namespace, tokens, prompt, usable, found)
+        reuse, state.trail = self.history.admit(namespace, tokens, prompt, usable, found, trail)
+        if self.waits and not state.private:
+            self.history.extend(state.trail, tokens, prompt)
+            likely = (state.branch, *state.parted)
+            self.expect(self.coming, state.trail, found.depth, prompt, likely)
         return reuse
+
+    def awaits(self, trail: Trail, first: int, last: int, promised: Coming) -> bool:
+        """Whether a waiting request should let a running prefill, or one in `promised`, go ahead.
+
+        It starts from block `first` now and could from one up to `last`; the trail must reach there.
+        """
+        if not any(coming.deepest(trail, first, last) for coming in (self.coming, promised)):
+            return False
+        self.prefix_waits += not trail.waited
+        trail.waited = True
+        return True
+
+    def expect(
+        self, coming: Coming, trail: Trail, first: int, prompt: int, likely: Sequence[int] = ()
+    ) -> None:
+        """Enter a prefill of `prompt` tokens that starts from block `first`, and what it means to leave."""
+        grid = self.organization.grid
+        last = prompt // grid
+        leaves = self.planned(first * grid, prompt, (last * grid, *likely))
+        coming.begin(trail, first, last, {last, *[depth // grid for depth in leaves]})
 
     # -- before a forward -------------------------------------------------------------------
 
@@ -254,7 +184,7 @@ class LiveStates:
         if state.source is not None:
             self.organization.release(state.source)
             state.source = None
-        self.keep_boundaries(state)
+        state.keep_boundaries()
         if state.superseded is not None:
             self._drop(state, state.superseded)
             state.superseded = None
@@ -262,13 +192,6 @@ class LiveStates:
     def _refused(self, state: LiveState, depth: int) -> None:
         if state.trail is not None:
             self.history.refused(state.trail, depth)
-
-    @staticmethod
-    def keep_boundaries(state: LiveState) -> None:
-        """The forward that writes the planned boundaries has been launched."""
-        for depth, checkpoint in state.boundaries:
-            state.kept[depth] = checkpoint
-        state.boundaries.clear()
 
     def _read_from(self, state: LiveState, source: Checkpoint) -> None:
         self.organization.hold(source)
@@ -312,126 +235,13 @@ class LiveStates:
         self.organization.uncache(live)
         return None
 
-    # -- publish and release ----------------------------------------------------------------
-
-    def publish(self, state: LiveState, node: Node, tokens: bytes, length: int, position: int) -> Published:
-        """Hand whole blocks of `tokens[..length]` below `node` to the tree, with their checkpoints.
-
-        `node` must be locked; the caller moves the lock to the returned node and then calls
-        `handed_over`.  `length` must not pass what launched forwards have written, nor the token
-        ids that are known.  `position` is the token depth of the live state.
-        """
-        self.keep_boundaries(state)
-        grid, per_block = self.organization.grid, self.organization.units_per_block
-        first, last = node.depth, length // grid
-        if last <= first:
-            self._record(state, tokens, length, ())
-            return Published(node, [], [])
-        own_units = state.units[first * per_block : last * per_block]
-        path, known = self.tree.grow(node, tokens, state.units, self._ends(state, first, last, position))
-        duplicates = []
-        for block in path:
-            if block.depth > known:
-                break
-            for index in range(block.blocks):
-                units = block.units[index * per_block : (index + 1) * per_block]
-                duplicates.append(Duplicate(block.start + index, units))
-        for index, units in duplicates:
-            state.units[index * per_block : (index + 1) * per_block] = units
-        for block in path:
-            depth = block.depth * grid
-            if depth == state.branch:
-                self._want(state, block)
-            if depth in state.kept or depth == position:
-                self._offer(state, block, depth, last)
-        self._note_ends(state, node, path)
-        self._record(state, tokens, length, path)
-        self.duplicates += len(duplicates)
-        return Published(path[-1], duplicates, own_units)
-
-    def _record(self, state: LiveState, tokens: bytes, length: int, path: Sequence[Node]) -> None:
-        if state.trail is not None and not state.private:
-            taken = {node.depth for node in path if node.checkpoint is not None}
-            self.history.computed(state.trail, tokens, length, taken)
-
-    def _ends(self, state: LiveState, first: int, last: int, position: int) -> list[int]:
-        """Depths in blocks where a checkpoint may be offered or a later prompt may begin."""
-        grid = self.organization.grid
-        ends = {last, position // grid, *[depth // grid for depth in state.kept]}
-        ends |= {state.prefilled // grid, state.branch // grid}
-        return sorted([end for end in ends if first < end <= last])
-
-    def _offer(self, state: LiveState, node: Node, depth: int, last: int) -> None:
-        checkpoint = state.kept.pop(depth, None)
-        is_live = checkpoint is None and not state.private
-        if is_live:
-            checkpoint = state.live
-        if checkpoint is None:
-            return
-        if node.checkpoint is None:
-            self.tree.offer(node, checkpoint)
-            self.lifetime.offered(node, self._kind(state, node.depth, last))
-            self.checkpoints_published += 1
-            self.retention.made(state, node)
-            if is_live:
-                self._offered[state] = None
-            self._supersede(state, checkpoint)
-        elif is_live:
-            state.covered = depth
-        if not is_live:
-            self.organization.release(checkpoint)
-
-    def _want(self, state: LiveState, node: Node) -> None:
-        if state.newcomer:
-            state.newcomer = False
-            self.retention.want(node)
-
-    def _supersede(self, state: LiveState, checkpoint: Checkpoint) -> None:
-        """A deeper checkpoint stands: the one before it goes, once the forward that reads it is launched."""
-        before, state.passing = state.passing, checkpoint
-        if before is None or not isinstance(before.owner, Node) or self.placement(before.owner.depth):
-            return
-        if before is state.source:
-            state.superseded = before
-        else:
-            self._drop(state, before)
-
-    def _drop(self, state: LiveState, checkpoint: Checkpoint) -> None:
-        """Unless there is more to it than that it was the deepest for a while."""
-        node, grid = checkpoint.owner, self.organization.grid
-        if not isinstance(node, Node) or node.depth in (state.prefilled // grid, state.branch // grid):
-            return
-        others = checkpoint.references or checkpoint.pins or checkpoint.retained
-        if not (others or node.is_branch or node.uses or node.wants > 1):
-            self.tree.evict_checkpoint(checkpoint)
-            self.checkpoints_superseded += 1
-            if state.trail is not None:
-                self.history.superseded(state.trail, node.depth * grid)
-
-    def _kind(self, state: LiveState, depth: int, last: int) -> Kind:
-        prompt = state.prefilled // self.organization.grid
-        if depth == prompt:
-            return Kind.PROMPT_END
-        return Kind.ANSWER_END if depth == last > prompt else Kind.INNER
-
-    def _note_ends(self, state: LiveState, begun: Node, path: Sequence[Node]) -> None:
-        """The request's path in the tree has grown by these nodes below `begun`."""
-        prompt = state.prefilled // self.organization.grid
-        if begun.depth != prompt:
-            self.lifetime.passed(begun)
-        if path[-1].depth > prompt:
-            state.answer_end = path[-1]
-        for node in path:
-            if node.depth == prompt:
-                state.prompt_end = node
-
-    def handed_over(self, published: Published) -> None:
-        """Drop the request's own references on the units of the published blocks."""
-        self.organization.release_units(published.own_units)
+    # -- the end ----------------------------------------------------------------------------
 
     def release(self, state: LiveState) -> None:
         """The request ends or is preempted: everything it holds beside its units and its lock."""
         self.settle(state)
+        if state.trail is not None:
+            self.coming.end(state.trail)
         for checkpoint in state.kept.values():
             self.organization.release(checkpoint)
         state.kept.clear()
@@ -452,6 +262,7 @@ class LiveStates:
             self.checkpoints_published,
             self.checkpoints_superseded,
             self.duplicates,
+            self.prefix_waits,
         )
 
 

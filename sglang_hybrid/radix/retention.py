@@ -14,7 +14,7 @@ from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.node import Node
 
 if TYPE_CHECKING:
-    from sglang_hybrid.radix.live import LiveState
+    from sglang_hybrid.radix.live_state import LiveState
 
 
 class Retention:

@@ -11,7 +11,9 @@ from functools import partial
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need, Organization
 from sglang_hybrid.radix.admission import Admission
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.history import Trail
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit
 from sglang_hybrid.radix.tree import GridTree, Match
@@ -44,7 +46,8 @@ class Core:
         self.lifetime.on_given_up = self._given_up
         self.insists = setting.serving.insists
         kind = InsistentStates if self.insists else LiveStates
-        states = setting.states or partial(setting.policy.live_states, kind=kind)
+        policy = setting.policy if setting.serving.waits else setting.policy._replace(wait="never")
+        states = setting.states or partial(policy.live_states, kind=kind)
         self.live = states(self.tree, self.lifetime)
         self.admission: Admission = setting.policy.admission(self.live)
         self.aligned = setting.serving.aligned
@@ -76,6 +79,13 @@ class Core:
         job.position = match.depth * grid
         state.branch = match.attention_depth * grid
 
+    def trail(self, job: Job) -> Trail:
+        """The job's own until it runs."""
+        if job.trail is None:
+            job.trail = Trail(job.namespace)
+            self.live.history.extend(job.trail, job.key(self.grid), job.known)
+        return job.trail
+
     def abandon(self, job: Job) -> None:
         self._let_go(job)
         self.tree.unlock(job.node)
@@ -90,7 +100,8 @@ class Core:
         if checkpoint is not None:
             self.lifetime.unpin(checkpoint)
         found = Match(job.node, depth, attention)
-        reuse = self.live.admitted(job.state, job.namespace, key, job.known, job.known - 1, found)
+        trail, job.trail = self.trail(job), None
+        reuse = self.live.admitted(job.state, job.namespace, key, job.known, job.known - 1, found, trail)
         if not job.lives:
             job.reuse = reuse
         job.lives += 1

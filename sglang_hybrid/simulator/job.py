@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.radix.history import Reuse
-from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.history import Reuse, Trail
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.simulator.keys import key_of
 from sglang_hybrid.simulator.request import Request
@@ -41,6 +41,7 @@ class Job:
         "running",
         "state",
         "stops",
+        "trail",
         "zero",
     )
 
@@ -68,6 +69,8 @@ class Job:
         self.zero: int | None = None
         """Decode step at which its position would have been 0; None while it prefills."""
         self.admitted_at = self.first_token = 0.0
+        self.trail: Trail | None = None
+        """While it waits, once it was looked at."""
         self._key: bytes | None = None
 
     def key(self, grid: int) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need as Pieces
+from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.job import Job
 from sglang_hybrid.simulator.setting import Need
@@ -29,6 +30,10 @@ class SourcePass:
         self.running = running
         self._units = self._states = 0
         """Promised in this pass."""
+
+    def awaits(self, job: Job, depth: int) -> bool:
+        """The source computes a shared prefix as often as it is asked for at once."""
+        return False
 
     def fits(self, job: Job, start: int, tokens: int) -> bool:
         """Whether a job that starts at depth `start` with a chunk of `tokens` may begin."""
@@ -66,6 +71,7 @@ class EnginePass:
         """`running` decode, each with the depth that is computed and the tokens it has generated."""
         self.core = core
         self.due = core.live.due
+        self.promised = Coming(core.live.history)
         self.states = self.leaves = self._asked = 0
         self.is_open = True
         self._total, self._current = self._expected(running, ratio), 0
@@ -82,6 +88,14 @@ class EnginePass:
                 units += (position + left - 1) // unit - (position - 1) // unit
         return units * unit
 
+    def awaits(self, job: Job, depth: int) -> bool:
+        """As `GridPrefillAdder.add_one_req`, for a job that would start from block `depth`."""
+        live = self.core.live
+        if not (live.waits and (live.coming or self.promised)):
+            return False
+        last = (job.known - 1) // self.core.grid
+        return live.awaits(self.core.trail(job), depth, last, self.promised)
+
     def fits(self, job: Job, start: int, tokens: int) -> bool:
         """As `GridPrefillBudget.check_prefill`."""
         if not self.is_open:
@@ -97,6 +111,8 @@ class EnginePass:
         self.states += 1
         self.leaves = self._asked
         core = self.core
+        if core.live.waits:
+            core.live.expect(self.promised, core.trail(job), job.position // core.grid, job.known)
         taken = core.organization.unit_equivalent(self.states + self.due)
         left = (core.organization.units_reclaimable() - taken) * core.unit_tokens
         self.is_open = left > self._total and left > self._current

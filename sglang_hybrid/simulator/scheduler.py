@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sglang_hybrid.radix.coming import MOST_PASSED_OVER
+from sglang_hybrid.radix.tree import Match
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.decoding import Decoding
 from sglang_hybrid.simulator.flight import InFlight
@@ -92,15 +94,22 @@ class Scheduler:
         chunks = self._go_on(rules)
         going_on = len(chunks)
         left = self._tokens_left(chunks)
-        while admits and self.waiting and left > 0 and len(self.running) < most:
-            job = self.waiting[0]
-            tokens = self._adopt(job, left, rules)
+        passed_over = 0
+        while admits and len(self.waiting) > passed_over and left > 0 and len(self.running) < most:
+            job = self.waiting[passed_over]
+            match = self.core.match(job)
+            if rules.awaits(job, match.depth):
+                passed_over += 1
+                if passed_over == MOST_PASSED_OVER:
+                    break
+                continue
+            tokens = self._adopt(job, match, left, rules)
             if tokens is None:
                 self._blocked = True
                 break
             if not tokens:
                 break  # its first chunk needs more tokens than this step has left
-            self.waiting.popleft()
+            del self.waiting[passed_over]
             self.running[job] = self.prefilling[job] = None
             chunks.append((job, job.position + tokens))
             left -= tokens
@@ -140,10 +149,9 @@ class Scheduler:
             chunks.append((job, end))
         return chunks
 
-    def _adopt(self, job: Job, left: int, rules: SourcePass | EnginePass) -> int | None:
+    def _adopt(self, job: Job, match: Match, left: int, rules: SourcePass | EnginePass) -> int | None:
         """Tokens of a job's first chunk; 0 when the step has too few left, None when memory has."""
         core = self.core
-        match = core.match(job)
         start = match.depth * core.grid
         tokens = self.core.chunk(start, job.known, left)
         if not tokens:

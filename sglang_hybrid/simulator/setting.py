@@ -52,13 +52,21 @@ class Serving(NamedTuple):
     no checkpoint, where memory is short."""
     overlaps: bool = False
     """The next step is prepared before the last one's results are known: who has ended, what is published."""
+    waits: bool = False
+    """Where the policy says so, a waiting request lets a running prefill compute what they share."""
 
 
 SOURCE = Serving(mixed=True, aligned=True, need=Need.CHUNK, victim=Victim.LAST, insists=True)
 """vLLM V1 with checkpoints where chunks end, as the source changed it."""
 
 ENGINE = Serving(
-    mixed=False, aligned=False, need=Need.ANSWER, victim=Victim.LEAST, insists=False, overlaps=True
+    mixed=False,
+    aligned=False,
+    need=Need.ANSWER,
+    victim=Victim.LEAST,
+    insists=False,
+    overlaps=True,
+    waits=True,
 )
 """SGLang 0.5.23 with the plugin, its scheduler's defaults."""
 

@@ -40,6 +40,7 @@ class Audit:
         held = self._held_checkpoints()
         self._check_locks(nodes)
         self._check_rows()
+        self._check_coming()
         self._check_pages(nodes, detached, held)
         self._check_checkpoints(nodes, detached, held)
         self._check_account(nodes)
@@ -80,6 +81,18 @@ class Audit:
         for request in self.shadow.running:
             path = [unit for node in request.lock.path() for unit in node.units]
             check(request.live.units[: len(path)] == path, "a row does not point at the units of its path")
+
+    def _check_coming(self) -> None:
+        """Others wait for what running prompts have not published yet, and for nothing else."""
+        live, grid = self.shadow.live, self.shadow.organization.grid
+        expected: Counter[int] = Counter()
+        for request in self.shadow.running:
+            trail = request.live.trail
+            if live.waits and trail is not None and not request.private:
+                ahead = range(request.lock.depth + 1, request.prompt // grid + 1)
+                expected.update(live.history.boundary(trail, block) for block in ahead)
+        check(live.coming._computed == expected, f"{live.coming._computed} are coming, not {expected}")
+        check(not live.coming._left - expected, "a checkpoint is to come where nobody computes")
 
     # -- pages ------------------------------------------------------------------------------
 

@@ -170,6 +170,7 @@ class Driver:
             retained=self.shadow.live.retention.retained_ever,
             superseded=states.checkpoints_superseded,
             waits=self.shadow.admission.waits,
+            prefix_waits=self.shadow.live.prefix_waits,
         )
 
     # -- bulk -------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from sglang_hybrid.pools.reclaim import Reclaim, ReclaimStep
 from sglang_hybrid.pools.shared import PackedConv
 from sglang_hybrid.pools.slabs import SlabLines
 from sglang_hybrid.radix.admission import Admission
+from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState, LiveStates, Published
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.live_state import LiveState, Published
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core import shadow as shadow_module
@@ -347,3 +349,16 @@ def headroom_is_asked_for_when_nothing_runs() -> AbstractContextManager[object]:
 @fault("S1")
 def what_a_finished_request_made_stays_retained() -> AbstractContextManager[object]:
     return patch.object(Retention, "ended", lambda self, state: state.made.clear())
+
+
+# -- waiting for a prefix -------------------------------------------------------------------
+
+
+@fault("S1")
+def a_prefill_that_has_ended_is_waited_for() -> AbstractContextManager[object]:
+    return patch.object(Coming, "end", lambda self, trail: None)
+
+
+@fault("S2")
+def what_is_published_is_waited_for() -> AbstractContextManager[object]:
+    return patch.object(Coming, "passed", lambda self, trail, block: None)

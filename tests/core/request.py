@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.radix.history import Reuse
-from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.history import Reuse, Trail
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.tree import Node
 from tests.core.content import Place, next_tag, root_tag
 
@@ -28,6 +28,7 @@ class Request:
     state: LiveState | None = None
     node: Node | None = None
     adopted: Checkpoint | None = None
+    trail: Trail | None = None
     hit: int = 0
     reuses: list[Reuse] = field(default_factory=list)
     """What each of its admissions found."""
@@ -48,7 +49,7 @@ class Request:
         del self.tokens[self.known :]
         del self.tags[self.known + 1 :]
         self.extend_tags()
-        self.end, self.state, self.node = 0, None, None
+        self.end, self.state, self.node, self.trail = 0, None, None, None
 
     def extend_tags(self) -> None:
         for token in self.tokens[len(self.tags) - 1 :]:

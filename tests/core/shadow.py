@@ -12,8 +12,10 @@ from collections.abc import Hashable, Sequence
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.reclaim import Reclaim
+from sglang_hybrid.radix.coming import Coming
+from sglang_hybrid.radix.history import Trail
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core.content import NOWHERE, ContentError, Memory, place_of
@@ -70,7 +72,10 @@ class Shadow:
                 break
             units += more
             wanted.append((request, end))
+        promised = Coming(self.live.history)
         for request in list(self.waiting[:most]):
+            if self._awaits(request, promised):
+                continue
             if not self._admit(request, chunk, units):
                 break
             end = min(request.prompt, request.end + chunk)
@@ -92,6 +97,19 @@ class Shadow:
     def _need(self, units: int) -> Need:
         """What the batch in preparation takes; states of those admitted before are due."""
         return Need(units, self.live.due)
+
+    def _awaits(self, request: Request, promised: Coming) -> bool:
+        """A prefill that runs computes what this one shares.  Who is admitted here runs at once, so that
+        nobody is merely promised."""
+        grid, known = self.organization.grid, request.known_bytes()
+        last = (request.prompt - 1) // grid
+        match = self.tree.match(request.namespace, known, last)
+        if request.trail is None:
+            request.trail = Trail(request.namespace)
+        self.live.history.extend(request.trail, known, request.prompt - 1)
+        waits = self.live.waits and self.live.awaits(request.trail, match.depth, last, promised)
+        assert not (waits and not self.running), "it waits for nobody"
+        return waits
 
     def _admit(self, request: Request, chunk: int, units: int) -> bool:
         grid = self.organization.grid
@@ -124,8 +142,9 @@ class Shadow:
         return True
 
     def _record(self, request: Request, match: Match) -> None:
+        known, trail = request.known_bytes(), request.trail
         reuse = self.live.admitted(
-            request.live, request.namespace, request.known_bytes(), request.prompt, request.prompt - 1, match
+            request.live, request.namespace, known, request.prompt, request.prompt - 1, match, trail
         )
         assert reuse.j_adopt == request.end <= reuse.attention <= reuse.r_max < request.prompt
         assert (reuse.cause is None) == (reuse.lost == 0) and reuse.lost >= reuse.gap_r

@@ -12,7 +12,8 @@ import pytest
 from sglang_hybrid.pools.organization import Need, Organization
 from sglang_hybrid.pools.pages import PageState
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.tree import GridTree, Node
 from tests.core.worlds import GRID, NAMES, World
 

@@ -3,12 +3,12 @@
 import pytest
 
 from sglang_hybrid.pools.pages import IntegrityError
-from sglang_hybrid.radix.live import OutOfState
+from sglang_hybrid.radix.live_state import OutOfState
 from tests.core.content import ContentError
 from tests.core.faults import FAULTS
 from tests.core.test_property import replay
 
-HISTORIES = 40
+HISTORIES = 120
 """Histories (of 500 operations) within which a fault must be noticed; most are within the first."""
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sglang_hybrid.geometry import GeometryError, ModelGeometry
 from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.radix.placement import PLACEMENTS
-from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
+from sglang_hybrid.radix.policy import DEFAULT_POLICY, WAITS, Policy
 from tests.core.driver import Driver
 from tests.core.worlds import CONV_ONLY, NAMES, SMALL, SSM_ONLY, STRIPED, World
 
@@ -55,6 +55,7 @@ def policy(chance: random.Random) -> Policy:
         headroom=chance.choice([0.0, 0.1, 0.3, 0.9]),
         retention=chance.choice([None, 1, 2]),
         checkpoints=chance.choice(sorted(PLACEMENTS)),
+        wait=chance.choice(WAITS),
     )
 
 
@@ -90,7 +91,7 @@ def test_random_histories_keep_every_rule(name: str) -> None:
     assert done["flush"] and done["resume"] and done["abandon"] and done["preempt"], done
     # A history that never gets there proves nothing about it.
     expected = {"hits", "forks", "in_place", "skipped", "published", "duplicates", "finished"}
-    expected |= {"retained", "superseded", "waits"}
+    expected |= {"retained", "superseded", "waits", "prefix_waits"}
     expected |= {"dead", "checkpoints", "given_up", "leaves" if name == "D0" else "checkpoints"}
     if OPERATIONS >= 200_000:
         assert not expected - (+reached).keys(), reached

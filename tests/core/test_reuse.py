@@ -309,7 +309,7 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "what found no memory is not noted": lambda: patch.object(History, "refused", lambda self, *_: None),
     "nothing beyond the last boundary": lambda: patch.object(History, "_beyond", lambda self, *_: 0),
     "other keys are not looked at": lambda: patch.object(Recent, "get", only_keyed),
-    "a fingerprint stands for its own block only": lambda: patch.object(History, "_extend", unchained),
+    "a fingerprint stands for its own block only": lambda: patch.object(History, "extend", unchained),
     "what is superseded is evicted": lambda: patch.object(History, "superseded", lambda self, *_: None),
     "nobody looks whether it stands": lambda: patch.object(GridTree, "find", lambda self, *_: None),
     "what was taken is never lost": lambda: patch.object(History, "_fate", lambda self, *_: Cause.REFUSED),

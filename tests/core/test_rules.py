@@ -7,7 +7,7 @@ import pytest
 from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.admission import Admission
-from sglang_hybrid.radix.live import LiveState
+from sglang_hybrid.radix.live_state import LiveState
 from tests.core.request import Request
 from tests.core.serve import (
     NO_KEY,
@@ -178,6 +178,7 @@ def test_states_that_somebody_may_have_to_take_are_not_spent_on_checkpoints(name
 @every_organization
 def test_a_duplicate_is_freed_and_its_row_repointed(name: str) -> None:
     shadow = scheduler(name)
+    shadow.live.waits = False
     requests = [shadow.submit(T(1, 10), 5, NO_KEY) for _ in range(2)]
     assert shadow.prepare_extend(100) == requests
     assert shadow.organization.units_allocated == 2 * -(-10 // shadow.organization.unit_tokens)

@@ -134,6 +134,7 @@ def test_a_request_that_publishes_through_a_frozen_block_is_waited_for(name: str
 
 
 def two_with_the_same_prompt(shadow: Shadow) -> tuple[Request, Request]:
+    shadow.live.waits = False
     for _ in range(2):
         assert shadow.submit(PROMPT, 20, (None, None))
     first, second = shadow.prepare_extend(100)

@@ -4,6 +4,7 @@ from itertools import permutations
 
 import pytest
 
+from tests.support.expect import NO_KEY
 from tests.support.gate import wave
 from tests.support.park import on
 from tests.support.tokens import T
@@ -64,3 +65,36 @@ def test_more_requests_than_may_run(witness: Witness) -> None:
     witness.together(prompts, 9)
     for prompt in prompts[::3]:
         witness.ask(prompt, 9)
+
+
+@on("g8", "chunk8", "mixed12", "s0-ample", "s2-ample", "d0-ample", "granite-s1", "qwen-s1")
+def test_of_a_burst_behind_a_new_context_one_computes_it(witness: Witness) -> None:
+    """The others wait for its checkpoint; a request under another salt waits for nobody.
+
+    A chunk that the first fills leaves nobody else to ask: they wait without being counted.
+    """
+    k = witness.G // 8
+    before = witness.counter("prefix_waits")
+    context = T(1, 42 * k)
+    prompts = [context + T(60 + i, 3 + i) for i in range(5)]
+    replies = witness.together([*prompts, prompts[0]], 4, keys=[NO_KEY] * 5 + [(None, "salt")])
+    assert sorted(reply.cached for reply in replies) == [0, 0, *[40 * k] * 4]
+    witness.hit_is(replies[-1], 0)
+    waited = witness.counter("prefix_waits") - before
+    assert waited == 4 if witness.config.chunk > len(context) else waited <= 4
+    witness.cached_exactly()
+
+
+@on("chunk3")
+def test_who_waits_for_an_aborted_prefill_goes_on(witness: Witness) -> None:
+    """The prompt that computes the shared context is aborted in its middle."""
+    context = T(1, 600)
+    mark = witness.server.log_mark()
+    first = witness.submit(context + T(60, 5), 2, rid="computes-")
+    witness.server.wait_until(lambda: bool(witness.server.prefill_batches(mark)), "its first chunk")
+    others = [(context[:40] + T(61 + i, 5), 2) for i in range(3)]
+    waiting = [witness.submit(prompt, m) for prompt, m in others]
+    witness.server.abort("computes-")
+    assert first.result().reason == "abort"
+    for (prompt, m), future in zip(others, waiting, strict=True):
+        witness.check_output(future.result(), prompt, m)

@@ -147,6 +147,11 @@ class Witness:
         self.server.wait_idle()
         return pools(self.server) if self.config.hybrid else None
 
+    def counter(self, name: str) -> int:
+        """One of the plugin's counters since start (`count_NAME` of `/server_info`)."""
+        now = self.pools()
+        return 0 if now is None else int(now.raw[f"count_{name}"])
+
     def cached_exactly(self) -> None:
         """Assert that the cache holds each committed boundary once: one checkpoint, nothing twice."""
         now = self.pools()

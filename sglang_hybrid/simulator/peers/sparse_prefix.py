@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveState, LiveStates
+from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.tree import GridTree
 
