@@ -1,4 +1,4 @@
-"""What `--hybrid-exact` refuses beside the rules of `refusals.py`: all that was not proven exact."""
+"""What `--hybrid-exact` refuses beside the other rules: all that was not proven exact."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a refusal is made of: the facts a rule may look at, the common shapes of a rule, the exception.
 
-The table itself is in `refusals.py`.
+The tables are `input_rules.py`, `model_rules.py` and `exact_rules.py`.
 """
 
 from __future__ import annotations

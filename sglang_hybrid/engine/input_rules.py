@@ -1,0 +1,225 @@
+"""What the arguments alone condemn: asked before stock steps, and once more after them.
+
+A value of the user's that equals ours is no conflict.  Source symbols: the field classes of
+`sglang.srt.arg_groups.fields`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_hybrid.engine import trace
+from sglang_hybrid.engine.args import (
+    CONV_SLOTS,
+    KERNELS,
+    MAMBA_STRATEGY,
+    ORGANIZATIONS,
+    RADIX_BACKEND,
+    grid_or_default,
+    page_size_for,
+)
+from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, one_of, only, positive, unset
+from sglang_hybrid.kernels import why_not
+from sglang_hybrid.pools import factory
+from sglang_hybrid.radix.placement import PLACEMENTS
+from sglang_hybrid.radix.policy import WAITS
+
+BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
+ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3", "torch_native")
+PAGE_TABLE_BACKENDS = ("fa3",)
+"""Compute a page id as slot // page size; S0's slots have gaps, a page there holds more rows than a block."""
+KV_DTYPES = {
+    "auto": None,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+"""Unpacked KV dtypes by SGLang's names; None: the model's."""
+
+
+def _organization(facts: Facts) -> str | None:
+    if facts.mem not in ORGANIZATIONS:
+        return f"--hybrid-mem {facts.mem} is unknown; legal: {', '.join(BUILT_ORGANIZATIONS)}."
+    if facts.mem not in BUILT_ORGANIZATIONS:
+        return f"--hybrid-mem {facts.mem} is not built yet; legal: {', '.join(BUILT_ORGANIZATIONS)}."
+    return None
+
+
+def _kernels(facts: Facts) -> str | None:
+    value, device = facts.given("hybrid_kernels"), facts.now("device") or "cpu"
+    if value is None:
+        return None
+    if value not in KERNELS:
+        return f"--hybrid-kernels {value} is unknown; legal: {', '.join(KERNELS)}."
+    reason = why_not(value, device)
+    return reason and f"--hybrid-kernels {value} is not served here: {reason}."
+
+
+def _trace(facts: Facts) -> str | None:
+    value = facts.given("hybrid_trace")
+    if value is None:
+        return None
+    why = trace.problem(value) if isinstance(value, str) else "it is no text"
+    return why and f"--hybrid-trace {value!r} cannot be written: {why}; use {trace.EXAMPLE}."
+
+
+def _headroom(facts: Facts) -> str | None:
+    value = facts.given("hybrid_headroom")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (number and 0 <= value < 1):
+        return None
+    return f"--hybrid-headroom {value!r} must be a part of all blocks, 0 <= f < 1, such as 0.1."
+
+
+def _page_size(facts: Facts) -> str | None:
+    page = facts.given("page_size")
+    ours = page_size_for(facts.mem, grid_or_default(facts.mem, facts.given("hybrid_grid")))
+    if page in (None, ours):
+        return None
+    if facts.mem == "D0":
+        return f"--page-size {page} conflicts with --hybrid-mem D0; use --page-size {ours} or leave it out."
+    return (
+        f"--page-size {page} conflicts with --hybrid-grid {ours}: a page is one grid step; "
+        f"use --hybrid-grid {page}, or leave --page-size out."
+    )
+
+
+def _radix_backend(facts: Facts) -> str | None:
+    value = facts.given("radix_cache_backend")
+    if value in (None, RADIX_BACKEND):
+        return None
+    return (
+        f"--radix-cache-backend {value} conflicts with --hybrid-mem {facts.mem}, which brings its own; "
+        f"use --radix-cache-backend {RADIX_BACKEND} or leave it out."
+    )
+
+
+def _strategy(facts: Facts) -> str | None:
+    value = facts.given("mamba_radix_cache_strategy")
+    if value in ("auto", MAMBA_STRATEGY):
+        return None
+    return (
+        f"--mamba-radix-cache-strategy {value} conflicts with --hybrid-mem {facts.mem}, which forks states; "
+        f"use --mamba-radix-cache-strategy {MAMBA_STRATEGY} or leave it out."
+    )
+
+
+def _attention_share(facts: Facts) -> str | None:
+    value = facts.given("hybrid_attention_share")
+    if value is None:
+        return None
+    if facts.mem != "D0":
+        return (
+            f"--hybrid-attention-share {value} has no meaning with --hybrid-mem {facts.mem}: attention and "
+            "state share one pool; leave it out, or use --hybrid-mem D0."
+        )
+    if isinstance(value, int | float) and 0 < value < 1:
+        return None
+    return f"--hybrid-attention-share {value!r} leaves D0 one pool: use a value between 0 and 1, like 0.5."
+
+
+def _conv_slots(facts: Facts) -> str | None:
+    value = facts.given("hybrid_conv_slots")
+    if value is None:
+        return None
+    if facts.mem != "S2":
+        return (
+            f"--hybrid-conv-slots {value} has no meaning with --hybrid-mem {facts.mem}: only S2 packs conv "
+            "states; leave it out, or use --hybrid-mem S2."
+        )
+    if value in CONV_SLOTS:
+        return None
+    return f"--hybrid-conv-slots {value} is unknown; legal: {', '.join(CONV_SLOTS)}."
+
+
+def backends(mem: str) -> tuple[str, ...]:
+    """Attention backends that read this organization's pages."""
+    return tuple(name for name in ATTENTION_BACKENDS if mem != "S0" or name not in PAGE_TABLE_BACKENDS)
+
+
+def _given_backend(field: str) -> Rule:
+    def check(facts: Facts) -> str | None:
+        value = facts.given(field)
+        if value in (None, *backends(facts.mem)):
+            return None
+        return backend_sentence(flag_of(field), value, facts)
+
+    return Rule(field, check)
+
+
+def backend_sentence(flag: str, value: Any, facts: Facts) -> str:
+    return (
+        f"{flag} {value} is not supported with --hybrid-mem {facts.mem}: it brings its own page layout; "
+        f"legal: {', '.join(backends(facts.mem))}."
+    )
+
+
+def _prefill_graph(facts: Facts) -> str | None:
+    value = facts.given("cuda_graph_backend_prefill")
+    if value in (None, "disabled"):
+        return None
+    return (
+        f"--cuda-graph-backend-prefill {value} is not supported with --hybrid-mem {facts.mem}: a captured "
+        "prefill replays fixed state slots; use --cuda-graph-backend-prefill disabled or leave it out."
+    )
+
+
+INPUT_RULES: tuple[Rule, ...] = (
+    Rule("hybrid_mem", _organization),
+    Rule("hybrid_kernels", _kernels),
+    Rule("hybrid_headroom", _headroom),
+    positive("hybrid_retention", "requests", "1"),
+    one_of("hybrid_checkpoints", PLACEMENTS),
+    one_of("hybrid_wait", WAITS),
+    positive("hybrid_grid", "tokens", "512"),
+    positive("hybrid_budget_bytes", "bytes", "8G"),
+    Rule("hybrid_trace", _trace),
+    Rule("hybrid_attention_share", _attention_share),
+    Rule("hybrid_conv_slots", _conv_slots),
+    Rule("page_size", _page_size),
+    Rule("radix_cache_backend", _radix_backend),
+    Rule("mamba_radix_cache_strategy", _strategy),
+    unset("max_mamba_cache_size", "states and KV share one memory"),
+    unset("max_total_tokens", "the memory is given in bytes by --hybrid-budget-bytes"),
+    unset("mamba_full_memory_ratio", "states and KV share one memory"),
+    only("mamba_max_states_per_path", (-1,), "the grid tree has its own retention"),
+    off("disable_radix_cache", "the memory is owned by the grid tree"),
+    off("speculative_algorithm", "a rejected draft would need a state rollback"),
+    only("disaggregation_mode", ("null",), "states are not transferred between servers"),
+    off("enable_pdmux", "prefill and decode share one stream order"),
+    off("enable_hierarchical_cache", "checkpoints have no host tier"),
+    off("hicache_storage_backend", "checkpoints have no storage tier"),
+    off("enable_lmcache", "it replaces the tree"),
+    off("enable_flexkv", "it replaces the tree"),
+    off("enable_unified_cache_external_linker", "checkpoints have no storage tier"),
+    off("enable_unified_memory", "it is another owner of the same memory"),
+    off("enable_page_major_kv_layout", "the page format is the organization's"),
+    off("enable_int8_mamba_checkpoint", "a checkpoint is the state itself, never a converted copy"),
+    off("enable_mamba_cache_stochastic_rounding", "states are stored rounded to nearest"),
+    off("enable_streaming_session", "a session's state would be resumed off the grid"),
+    off("enable_session_radix_cache", "the grid tree has no session nodes"),
+    only("radix_eviction_policy", ("lru",), "the grid tree has its own eviction order"),
+    only("pp_size", (1,), "a checkpoint spans all layers"),
+    only("dcp_size", (1,), "a page holds whole tokens"),
+    only("attn_cp_size", (1,), "a recurrent state has no token axis to split"),
+    off("enable_prefill_cp", "a recurrent state has no token axis to split"),
+    off("enable_kv_cache_sharding", "a page holds whole tokens"),
+    off("prefill_only_disable_kv_cache", "reuse needs the KV"),
+    off("dllm_algorithm", "blocks are rewritten after they are stored"),
+    off("enable_hisparse", "KV would leave the page"),
+    off("enable_two_batch_overlap", "half batches would fork twice"),
+    off("enable_mis", "the items of a request would fork its state off the grid"),
+    off("enable_linear_replayssm", "states are written every step"),
+    off("enable_linear_replayssm_spec", "states are written every step"),
+    only("kv_cache_dtype", tuple(KV_DTYPES), "its pool is packed"),
+    _given_backend("attention_backend"),
+    _given_backend("prefill_attention_backend"),
+    _given_backend("decode_attention_backend"),
+    Rule("cuda_graph_backend_prefill", _prefill_graph),
+    off("enable_memory_saver", "the pages are one allocation outside its regions"),
+    off("kv_events_config", "the grid tree publishes no block events"),
+    off("use_ray", "its workers load no plugins"),
+)

@@ -1,0 +1,161 @@
+"""What needs the model, the platform's choices or the end of resolution; asked before weights load."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from sglang_hybrid.engine.args import organization_options, page_size_for
+from sglang_hybrid.engine.budget_rules import HIT_MARGIN, beyond_machine, no_hit
+from sglang_hybrid.engine.input_rules import KV_DTYPES, backend_sentence, backends
+from sglang_hybrid.engine.rules import Facts, Rule
+from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, UNIT_TOKENS, GeometryError, native_grid
+from sglang_hybrid.kernels import KernelError
+from sglang_hybrid.kernels.flashinfer_state_update import need_whole_heads
+from sglang_hybrid.pools import factory
+from sglang_hybrid.pools.arena import check_alignment
+
+AMPLE_PIECES = 64
+"""Blocks and checkpoints an arena that no organization finds too small."""
+LEAST_SHARE = 1e-4
+"""Smallest side of a split for which ample means ample."""
+SERVED = {
+    "FalconH1ForCausalLM": "every layer holds attention and a Mamba2 mixer, so one page serves both",
+    "GraniteMoeHybridForCausalLM": "Mamba2 layers lie in stripes over the pages of the attention layers",
+    "Qwen3_5ForCausalLM": "gated delta rule layers lie in stripes, too",
+}
+"""Architectures with an adapter for their recurrent layers, and why the page format fits."""
+DELTA_RULE = ("Qwen3_5ForCausalLM",)
+"""Those whose recurrent layers are not Mamba2."""
+DENSE = ("GraniteMoeHybridForCausalLM",)
+"""Those that may have experts, and are served without."""
+
+
+def _architecture(facts: Facts) -> str | None:
+    names = facts.model.hf_config.architectures or ["?"]
+    if names[0] in SERVED:
+        return None
+    return (
+        f"--hybrid-mem {facts.mem} does not serve {names[0]} (--model-path {facts.now('model_path')}); "
+        f"served: {', '.join(SERVED)}; leave --hybrid-mem out for stock SGLang."
+    )
+
+
+def _experts(facts: Facts) -> str | None:
+    """Granite-4 has one architecture for models with and without experts."""
+    name = (facts.model.hf_config.architectures or ["?"])[0]
+    count = getattr(facts.model.hf_config, "num_local_experts", 0)
+    if name not in DENSE or not count:
+        return None
+    return (
+        f"--hybrid-mem {facts.mem} is tested with {name} without experts, not with {count} "
+        f"(num_local_experts, --model-path {facts.now('model_path')}): serve a dense one, or leave "
+        "--hybrid-mem out for stock SGLang."
+    )
+
+
+def _attention_backend(facts: Facts) -> str | None:
+    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+
+    prefill, decode = attention_backends_of(resolved_view(facts.record))
+    for flag, value in (("--prefill-attention-backend", prefill), ("--decode-attention-backend", decode)):
+        if value not in backends(facts.mem):
+            return backend_sentence("--attention-backend" if prefill == decode else flag, value, facts)
+    return None
+
+
+def _layout(facts: Facts) -> str | None:
+    """Grid, model and, where it is given, budget: laid out once here, before weights load, on a small budget.
+
+    The scheduler lays out again (`build.config_from_budget`); without `--hybrid-budget-bytes` only it
+    knows the bytes.
+    """
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.runtime_context import get_parallel
+
+    from sglang_hybrid.engine import build
+    from sglang_hybrid.engine.admission import longest_request
+
+    rank = SimpleNamespace(
+        model_config=facts.model,
+        mambaish_config=mambaish_config(facts.model),
+        kv_cache_dtype=KV_DTYPES[facts.now("kv_cache_dtype")] or facts.model.dtype,
+        layer_info=SimpleNamespace(start_layer=0, end_layer=facts.model.num_hidden_layers),
+    )
+    try:
+        with get_parallel().override(
+            attn_tp_size=facts.now("tp_size") // facts.now("attn_dp_size"),
+            tp_size=facts.now("tp_size"),
+            # Says by which of the two sizes the heads of a gated delta rule are split.
+            enable_cp_tp_group_sharing=facts.now("enable_cp_tp_group_sharing"),
+        ):
+            shape = build.state_shape(rank)
+            model = shape.geometry(*build.layer_sets(rank))
+        grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, build.scan_chunk(rank))
+        ample = AMPLE_PIECES * model.arenas * (grid * model.kv_row_bytes + model.checkpoint_bytes)
+        budget, options = facts.given("hybrid_budget_bytes"), organization_options(facts.record)
+        if budget is None:
+            options.pop("attention_share", None)  # of bytes that are not known yet, any share may do
+        share = options.get("attention_share", DEFAULT_ATTENTION_SHARE)
+        ample = int(ample / max(min(share, 1 - share), LEAST_SHARE))
+        organization = factory.make_organization(
+            facts.mem, model, grid, min(budget or ample, ample), **options
+        )
+        if facts.given("hybrid_kernels") == "flashinfer":
+            if facts.model.hf_config.architectures[0] in DELTA_RULE:
+                raise KernelError(
+                    "its state update is Mamba2's and these layers go by the delta rule; use auto"
+                )
+            need_whole_heads(shape, organization)
+        check_alignment(organization.layout(), shape, model)
+        if longest_request(organization) < grid + HIT_MARGIN:
+            return no_hit(facts, organization)
+    except GeometryError as error:
+        return f"{error} (--hybrid-mem {facts.mem}, --model-path {facts.now('model_path')})."
+    except KernelError as error:
+        return f"--hybrid-kernels flashinfer is not served with --hybrid-mem {facts.mem}: {error}."
+    return None
+
+
+def _final_page(facts: Facts) -> str | None:
+    ours = page_size_for(facts.mem, facts.now("hybrid_grid"))
+    page = facts.now("page_size")
+    if page == ours:
+        return None
+    return (
+        f"page size {page} was forced by another option, but --hybrid-mem {facts.mem} needs {ours}; "
+        f"choose --attention-backend among {', '.join(backends(facts.mem))}."
+    )
+
+
+def _graph_config(facts: Facts) -> str | None:
+    config = facts.now("cuda_graph_config")
+    backend = getattr(getattr(config, "prefill", None), "backend", "disabled")
+    if backend == "disabled":
+        return None
+    return (
+        f"cuda_graph_config prefill backend {backend} is not supported with --hybrid-mem {facts.mem}: a "
+        'captured prefill replays fixed state slots; use {"prefill": {"backend": "disabled"}}.'
+    )
+
+
+def _post_capture(facts: Facts) -> str | None:
+    from sglang.srt.arg_groups.overrides import post_capture_kv_sizing_planned
+
+    if not post_capture_kv_sizing_planned(facts.record):
+        return None
+    return (
+        f"SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1 is not supported with --hybrid-mem {facts.mem}: "
+        "the pages are allocated once; unset it or set it to 0."
+    )
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    Rule("model_path", _architecture),
+    Rule("model_path", _experts),
+    Rule("attention_backend", _attention_backend),
+    Rule("page_size", _final_page),
+    Rule("hybrid_grid", _layout),
+    Rule("hybrid_budget_bytes", beyond_machine),
+    Rule("cuda_graph_config", _graph_config),
+    Rule("mem_fraction_static", _post_capture),
+)

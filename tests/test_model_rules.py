@@ -1,0 +1,160 @@
+"""Refused for the model, the device or what SGLang derived: known in the parent, before weights load."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_hybrid.cli.demo_families import FAMILIES, DemoFamily
+from tests.support.arguments import kept_process, resolved, view, write_config
+from tests.support.refusal import ON, refusal
+
+pytest.importorskip("sglang")
+
+from sglang_hybrid.engine import input_rules, model_rules, refusals, rules
+
+
+@pytest.fixture(autouse=True)
+def _kept() -> Iterator[None]:
+    with kept_process():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_config(tmp_path_factory.mktemp("falcon"))
+
+
+def test_coarse_slots_need_a_backend_that_indexes_by_token(model: str) -> None:
+    said = refusal("--model-path", model, "--hybrid-mem", "S0", "--attention-backend", "fa3")
+    assert "--attention-backend fa3" in said
+    assert said.endswith("legal: triton, flashinfer, torch_native.")
+
+
+def test_coarse_slots_refuse_a_page_table_that_sglang_chose(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Hopper GPU the default is fa3, for prefill or for decode alone as well."""
+    from sglang.srt.arg_groups import overrides
+
+    others = [record_of(model, mem) for mem in ("S1", "S2", "D0")]
+    coarse = record_of(model, "S0")
+    for chosen, flag in (
+        (("fa3", "fa3"), "--attention-backend"),
+        (("fa3", "triton"), "--prefill-attention-backend"),
+        (("triton", "fa3"), "--decode-attention-backend"),
+    ):
+        monkeypatch.setattr(overrides, "attention_backends_of", lambda view, chosen=chosen: chosen)
+        with pytest.raises(
+            rules.Refusal, match=rf"^{flag} fa3 .* S0: .* legal: triton, flashinfer, torch_native"
+        ):
+            refusals.refuse_resolved(coarse)
+        for record in others:
+            refusals.refuse_resolved(record)
+
+
+def record_of(model: str, mem: str) -> Any:
+    return resolved("--model-path", model, "--skip-tokenizer-init", "--hybrid-mem", mem)
+
+
+def test_triton_attention_indexes_coarse_slots_by_token() -> None:
+    """It splits a slot in page and offset, with strides that put both together again wherever pages lie."""
+    import torch
+    from sglang.kernels.ops.attention.decode_attention import _extract_kv_strides
+
+    page, rows = 512, 1557  # S0 of Falcon-H1-7B: a page has more rows than a block
+    keys = torch.empty((3 * rows, 2, 2, 4), device="meta")[:, 0]
+    slot, _, per_page, per_token = _extract_kv_strides(keys, page)
+    for at in (0, 511, 512, rows, rows + 511, 2 * rows + 300):
+        assert at // page * per_page + at % page * per_token == at * slot
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_served_family_passes(family: DemoFamily, tmp_path: Path) -> None:
+    """Its layers and its state are laid out in the parent, from config.json alone."""
+    model = write_config(tmp_path, family=family)
+    record = resolved("--model-path", model, "--skip-tokenizer-init", *ON, "--hybrid-grid", "64")
+    assert view(record).page_size == 64
+    assert "S2 does not pack" in refusal("--model-path", model, "--hybrid-mem", "S2", "--hybrid-grid", "4")
+
+
+def test_served_families_are_those_with_a_demo_model() -> None:
+    assert set(model_rules.SERVED) == {family.model for family in FAMILIES.values()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("LlamaForCausalLM", {"model_type": "llama"}),
+        ("MambaForCausalLM", {"model_type": "mamba", "state_size": 16, "num_hidden_layers": 2}),
+        ("Gemma2ForCausalLM", {"model_type": "gemma2", "sliding_window": 64}),
+        ("Qwen3NextForCausalLM", {"model_type": "qwen3_next", "full_attention_interval": 4}),
+    ],
+)
+def test_model_not_served(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """Plain attention, pure SSM, sliding windows, and a hybrid that has no adapter yet."""
+    model = write_config(tmp_path, architecture, **config)
+    said = refusal("--model-path", model, *ON)
+    assert architecture in said
+    assert ", ".join(model_rules.SERVED) in said
+
+
+def test_experts_are_not_served(tmp_path: Path) -> None:
+    """One architecture, with and without: those without are."""
+    family = FAMILIES["granite-4"]
+    model = write_config(tmp_path / "8", family=family, num_local_experts=8, num_experts_per_tok=2)
+    said = refusal("--model-path", model, *ON)
+    assert "GraniteMoeHybridForCausalLM without experts, not with 8 (num_local_experts" in said
+    assert said.endswith("serve a dense one, or leave --hybrid-mem out for stock SGLang.")
+    resolved("--model-path", write_config(tmp_path / "0", family=family), *ON, "--skip-tokenizer-init")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--hybrid-mem S1 --hybrid-grid 15", r"cuts a head of 64 rows .*use 'triton'"),
+        ("--hybrid-mem S1 --hybrid-grid 16", None),
+        ("--hybrid-mem S0", None),
+    ],
+)
+def test_flashinfer_needs_whole_heads_a_page(
+    flags: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the device were there: what is left is the page format."""
+    monkeypatch.setattr(input_rules, "why_not", lambda name, device: None)
+    model = write_config(tmp_path, mamba_d_head=64, mamba_d_ssm=6 * 64)
+    argv = ("--model-path", model, *flags.split(), "--hybrid-kernels", "flashinfer")
+    if reason is None:
+        resolved(*argv, "--skip-tokenizer-init")
+    else:
+        said = refusal(*argv)
+        assert said.startswith("--hybrid-kernels flashinfer is not served with --hybrid-mem S1: ")
+        assert re.search(reason, said)
+
+
+def test_flashinfer_knows_no_delta_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_rules, "why_not", lambda name, device: None)
+    model = write_config(tmp_path, family=FAMILIES["qwen3.5"])
+    said = refusal("--model-path", model, *ON, "--hybrid-kernels", "flashinfer")
+    assert "--hybrid-kernels flashinfer is not served with --hybrid-mem S1" in said
+    assert "delta rule" in said and said.endswith("use auto.")
+
+
+def test_post_capture_sizing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.arg_groups import overrides
+
+    monkeypatch.setattr(overrides, "post_capture_kv_sizing_planned", lambda server_args: True)
+    said = refusal("--model-path", model, *ON)
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1" in said
+    assert "set it to 0" in said
+
+
+def test_page_size_forced_by_another_step(model: str) -> None:
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    record = resolved("--model-path", model, *ON)
+    declare_resolution(record, "a later step", page_size=64)
+    with pytest.raises(rules.Refusal, match=r"page size 64 .* needs 512"):
+        refusals.refuse_resolved(record)
