@@ -81,6 +81,7 @@ SEAMS: tuple[Seam, ...] = (
         "mamba_last_track_seqlen mamba_prev_track_seqlen mamba_untracked_decode_batch_idx "
         "mamba_cow_src_index mamba_needs_clear",
     ),
+    Seam("sglang.srt.managers.schedule_policy:AddReqResult"),
     Seam(
         "sglang.srt.managers.schedule_policy:PrefillAdder.__init__",
         "self page_size tree_cache token_to_kv_pool_allocator running_batch new_token_ratio "
@@ -90,6 +91,14 @@ SEAMS: tuple[Seam, ...] = (
         "prefill_tile_block_m",
     ),
     Seam("sglang.srt.managers.schedule_policy:PrefillAdder.add_chunked_req", "self req"),
+    Seam(
+        "sglang.srt.managers.schedule_policy:PrefillAdder.add_one_req",
+        "self req has_chunked_req truncation_align_size",
+    ),
+    Seam(
+        "sglang.srt.managers.schedule_policy:PrefillAdder._commit_prefill_admission",
+        "self req admission mamba_gap_reserve",
+    ),
     Seam(
         "sglang.srt.managers.schedule_policy:PrefillAdder._get_running_request_total_token_offset",
         "self req",
