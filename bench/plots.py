@@ -22,7 +22,6 @@ from bench.effects import BUDGETS, HEADROOMS, Runs, at, retained, under_load
 from bench.statistics import t_interval
 
 WORKLOAD = "8 shared contexts, 3,332 input tokens on average, 3 req/s; Falcon-H1-7B, A100-40GB"
-ON_S2 = f"S2, 254 pages, f = 0, steps slowed to C11's levels. {WORKLOAD}"
 LINES = {
     "S2": {"color": "#0b3d91", "marker": "o", "linestyle": "-"},
     "D0": {"color": "#b33000", "marker": "s", "linestyle": "--"},

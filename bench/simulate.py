@@ -1,13 +1,15 @@
 """`python -m bench.simulate`: the public Mooncake conversation trace through the simulator, whole.
 
 Every request with its own length, arrival and answer, on Falcon-H1-7B, by the scheduling of SGLang with the
-plugin or of the source.  A budget is the bytes of so many S2 pages.  What is timed is the simulation alone.
+plugin or of the source.  A budget is the bytes of so many S2 pages.  Requests are made as they come, so that
+memory is that of the cache and of the queue.
 """
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +25,30 @@ from sglang_hybrid.radix.policy import Policy
 from sglang_hybrid.simulator.devices import DEVICES
 from sglang_hybrid.simulator.outcome import Outcome
 from sglang_hybrid.simulator.request import Request
-from sglang_hybrid.simulator.run import simulate
+from sglang_hybrid.simulator.scheduler import Scheduler
 from sglang_hybrid.simulator.setting import ENGINE, SOURCE, Setting
 
 PAGES = (254, 1000, 10_000)
 SERVING = {"engine": ENGINE, "source": SOURCE}
 
 
-def run(requests: Sequence[Request], name: str, pages: int, base: Setting) -> dict[str, Any]:
-    """One simulation, and how fast it was."""
+def run(requests: Iterable[Request], name: str, pages: int, base: Setting) -> dict[str, Any]:
+    """One simulation, how fast it was and what it took."""
     setting = Setting(
         lambda: organization(name, pages), base.cost, base.policy, base.serving, base.most_running
     )
     started = time.perf_counter(), time.process_time()
-    outcome = simulate(setting, requests)
+    scheduler = Scheduler(setting, requests)
+    outcome = scheduler.run()
     wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
+    count = outcome.served + outcome.refused
     speed = {
         "wall_seconds": round(wall, 2),
         "cpu_seconds": round(cpu, 2),
-        "requests_per_wall_second": round(len(requests) / wall, 1),
-        "requests_per_cpu_second": round(len(requests) / cpu, 1),
+        "requests_per_wall_second": round(count / wall, 1),
+        "requests_per_cpu_second": round(count / cpu, 1),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "cached_blocks": scheduler.core.tree.blocks,
     }
     return {"organization": name, "pages": pages, **speed, **figures(outcome)}
 
@@ -69,6 +75,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> None:
     shown = (
         ("requests/s", "requests_per_wall_second"),
         ("of CPU", "requests_per_cpu_second"),
+        ("MiB", "peak_mib"),
+        ("blocks", "cached_blocks"),
         ("served", "served"),
         ("refused", "refused"),
         ("hit rate", "hit_rate"),
@@ -78,7 +86,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> None:
         ("hours", "simulated_seconds"),
     )
     table(
-        "Requests simulated a second, and what they met: tokens adopted of prompt tokens, medians over time",
+        "Requests simulated a second, the process's peak so far, attention blocks cached at the end; tokens "
+        "adopted of prompt tokens, medians over time",
         ("organization, S2 pages", *(head for head, _ in shown)),
         [
             (
@@ -93,7 +102,10 @@ def tables(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     options = parser("simulate", __doc__)
     options.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="Mooncake trace (JSON lines)")
-    options.add_argument("--requests", type=int, help="the first so many only")
+    options.add_argument(
+        "--requests", type=int, help="so many; beyond the trace's it repeats, with fresh blocks each time"
+    )
+    options.add_argument("--rate", type=float, help="requests a second on average (default: the trace's)")
     options.add_argument("--pages", default=",".join(map(str, PAGES)), help="budgets in S2 pages")
     options.add_argument("--organization", default="S2", help=f"of {','.join(ORGANIZATIONS)}, or several")
     options.add_argument("--serving", choices=SERVING, default="engine", help="whose scheduling")
@@ -109,15 +121,18 @@ def main() -> None:
     unknown = [name for name in names if name not in ORGANIZATIONS]
     if unknown:
         options.error(f"--organization {unknown[0]} is not known: use {', '.join(ORGANIZATIONS)}")
-    requests = mooncake(chosen.trace, chosen.requests, capped=False)
     policy = Policy(chosen.headroom, chosen.retention, chosen.checkpoints)
     cost, serving = step_cost(chosen.device), SERVING[chosen.serving]
     base = Setting(lambda: organization("S2", 1000), cost, policy, serving, chosen.running)
     cases = [(name, int(pages)) for name in names for pages in chosen.pages.split(",")]
-    rows = [run(requests, name, pages, base) for name, pages in tqdm(cases, disable=None)]
+    rows = []
+    for name, pages in tqdm(cases, disable=None):
+        requests = mooncake(chosen.trace, chosen.requests, chosen.rate, capped=False)
+        rows.append(run(requests, name, pages, base))
     answer = {
         "trace": chosen.trace.name,
-        "requests": len(requests),
+        "requests": rows[0]["served"] + rows[0]["refused"],
+        "rate": chosen.rate,
         "serving": chosen.serving,
         "device": chosen.device,
         "policy": policy._asdict(),

@@ -9,7 +9,7 @@ never asked for again, for every order of eviction alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +63,17 @@ def load(path: Path = DEFAULT_TRACE, most: int | None = None, *, capped: bool = 
     return requests[:most]
 
 
+def repeated(requests: Sequence[Request], count: int) -> Iterator[Request]:
+    """So many of them: after the last they come again, each time with blocks of their own."""
+    period = requests[-1].at * (1 + 1 / len(requests))
+    fresh = 1 + max(one for request in requests for one in request.ids)
+    for number in range(count):
+        turn, place = divmod(number, len(requests))
+        one = requests[place]
+        ids = tuple(block + turn * fresh for block in one.ids)
+        yield one._replace(ids=ids, at=one.at + turn * period)
+
+
 class Reuse(NamedTuple):
     """What an endless cache would serve, and what it would have had to hold for it."""
 
@@ -96,9 +107,7 @@ def clairvoyant(requests: Sequence[Request], pages: int, checkpoint_pages: float
     requests hold, and that a page cannot be lent from one time to another: the true optimum is lower.
     """
     found = reuse(requests)
-    hits = [
-        (blocks * HASHED_TOKENS, (blocks + checkpoint_pages) * wait) for blocks, wait in found.waits
-    ]
+    hits = [(blocks * HASHED_TOKENS, (blocks + checkpoint_pages) * wait) for blocks, wait in found.waits]
     served = float(found.tokens - sum(tokens for tokens, _ in hits))
     left = float(pages * len(requests))
     for tokens, price in sorted(hits, key=lambda hit: hit[1] / hit[0]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -127,25 +127,25 @@ def _turns(said: Sequence[dict[str, Any]], count_tokens: CountTokens) -> Iterabl
 
 def mooncake(
     path: Path = DEFAULT_TRACE,
-    most: int | None = None,
+    count: int | None = None,
     rate: float | None = None,
     *,
     capped: bool = True,
-) -> list[Request]:
+) -> Iterator[Request]:
     """A Mooncake trace, one run of 512 tokens a hash id, under the paper's caps (`bench.trace.load`) or not.
 
-    `rate` stretches its times to so many requests a second on average.
+    `count` takes the first so many; beyond the trace's, it is `repeated`.  `rate` stretches its times to so
+    many requests a second on average.
     """
-    rows = trace.load(path, most, capped=capped)
-    stretch = 1.0
-    if rate is not None and rows and rows[-1].at > 0:
-        stretch = len(rows) / rows[-1].at / rate
-    return of_trace(rows, stretch)
+    rows = trace.load(path, count, capped=capped)
+    stretch = len(rows) / rows[-1].at / rate if rate and rows[-1].at else 1.0
+    return of_trace(trace.repeated(rows, count or len(rows)), stretch)
 
 
-def of_trace(rows: Iterable[trace.Request], stretch: float = 1.0) -> list[Request]:
+def of_trace(rows: Iterable[trace.Request], stretch: float = 1.0) -> Iterator[Request]:
     """Requests of a trace, their times multiplied by `stretch`: with 0 they all wait from the start."""
-    return [Request(at=row.at * stretch, segments=_runs(row), new=max(row.new, 1)) for row in rows]
+    for row in rows:
+        yield Request(at=row.at * stretch, segments=_runs(row), new=max(row.new, 1))
 
 
 def _runs(row: trace.Request) -> tuple[tuple[Hashable, int], ...]:

@@ -11,8 +11,8 @@ from bench import simulate
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Turns of conversations behind one block, and one request that only 1,000 pages hold."""
-    rows = [{"timestamp": 0, "input_length": 200_000, "output_length": 5, "hash_ids": [*range(9000, 9391)]}]
+    """Turns of conversations behind one block, and at last one request that only 1,000 pages hold."""
+    rows: list[dict[str, object]] = []
     for turn in range(6):
         for one in range(5):
             ids = [0, *range(100 * one + 1, 100 * one + 4 + 2 * turn)]
@@ -20,6 +20,8 @@ def trace(tmp_path: Path) -> Path:
             rows.append(
                 {"timestamp": 60_000 * turn, "input_length": length, "output_length": 90, "hash_ids": ids}
             )
+    blocks = [*range(9000, 9391)]
+    rows.append({"timestamp": 360_000, "input_length": 200_000, "output_length": 5, "hash_ids": blocks})
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     return path
@@ -39,6 +41,21 @@ def test_the_report(
     assert all(row["served"] + row["refused"] == 31 for row in rows.values())
     assert rows["S2", 1000]["adopted_tokens"] >= rows["S2", 254]["adopted_tokens"] > 0
     assert all(row["requests_per_wall_second"] > 0 and 0 < row["hit_rate"] < 1 for row in rows.values())
+
+
+def test_a_trace_goes_on_beyond_its_end(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = []
+    for count in ("31", "62"):
+        arguments = ["--trace", str(trace), "--pages", "1000", "--requests", count, "--json"]
+        monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
+        simulate.main()
+        rows += json.loads(capsys.readouterr().out)["rows"]
+    once, twice = rows
+    assert (once["served"], twice["served"]) == (31, 62)
+    assert twice["adopted_tokens"] > 1.9 * once["adopted_tokens"] > 0
+    assert 0 < once["cached_blocks"] <= twice["cached_blocks"] <= 1000 and once["peak_mib"] > 0
 
 
 def test_no_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,16 +193,20 @@ def test_a_mooncake_line_is_one_request(tmp_path: Path) -> None:
     rows = [(0, 1100, 7, [3, 4, 5]), (2000, 8000, 400, list(range(16))), (4000, 1024, 2000, [3, 4])]
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     path.write_text("\n".join(json.dumps(dict(zip(names, row))) for row in rows))
-    requests = mooncake(path)
+    requests = list(mooncake(path))
     assert requests == [  # the second is beyond the limit
         Request(at=0.0, segments=((3, 512), (4, 512), (5, 76)), new=7),
         Request(at=4.0, segments=((3, 512), (4, 512)), new=1024),
     ]
     assert [one.at for one in mooncake(path, rate=2.0)] == [0.0, 1.0]
+    again = list(mooncake(path, 5))
+    assert again[:2] == requests and [one.at for one in again] == [0.0, 4.0, 6.0, 10.0, 12.0]
+    assert [one.new for one in again] == [7, 1024, 7, 1024, 7]
+    assert r_max(again, 512) == [0, 512, 0, 512, 0], "what comes again shares nothing with what was"
 
 
 @pytest.mark.skipif(not DEFAULT_TRACE.is_file(), reason="the public trace is not beside the checkout")
 def test_the_public_trace() -> None:
-    requests = mooncake(most=300)
+    requests = list(mooncake(count=300))
     assert len(requests) == 300 and all(one.prompt + one.new <= 8192 for one in requests)
     assert max(r_max(requests, GRID)) > 512
