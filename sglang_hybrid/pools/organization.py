@@ -8,67 +8,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from sglang_hybrid.geometry import ModelGeometry
+from sglang_hybrid.pools.checkpoint import Checkpoint, CheckpointOwner
+from sglang_hybrid.pools.integrity import check_checkpoints
+from sglang_hybrid.pools.layout import Layout
+from sglang_hybrid.pools.need import EITHER, ONE_CHECKPOINT, Need, Relief, part_of
 from sglang_hybrid.pools.pages import Entry, IntegrityError, PagePool
 from sglang_hybrid.pools.reclaim import Reclaim
 
-
-class Need(NamedTuple):
-    """Pieces wanted together."""
-
-    units: int = 0
-    checkpoints: int = 0
-
-    def plus(self, other: Need) -> Need:
-        """Both together."""
-        return Need(self.units + other.units, self.checkpoints + other.checkpoints)
-
-
-ONE_CHECKPOINT = Need(checkpoints=1)
-
-
-def part_of(part: float, count: int) -> int:
-    """floor(part x count), of the decimal number as it is written: 0.29 of 100 are 29."""
-    return int(Fraction(str(part)) * count)
-
-
-class Relief(NamedTuple):
-    """Which evictions bring a need closer: of attention KV, of checkpoints."""
-
-    units: bool
-    checkpoints: bool
-
-
-EITHER = Relief(units=True, checkpoints=True)
-"""Where both kinds share one pool."""
-
-
-class Layout(NamedTuple):
-    """Bytes of one arena, for `pools.arena`.
-
-    `kv_pages` pages of `kv_page_bytes` hold attention; `state_pages` pages of `state_page_bytes`
-    hold SSM members.  `shared` says that both name the same pages of the same buffer.  Conv line
-    `l` begins at byte `l * line_bytes + line_offset` of the state buffer; there are `lines` of
-    them.  Page counts include the sink page 0.
-    """
-
-    kv_pages: int
-    kv_page_bytes: int
-    state_pages: int
-    state_page_bytes: int
-    members: int
-    lines: int
-    line_bytes: int
-    line_offset: int
-    shared: bool
-
-    @property
-    def arena_bytes(self) -> int:
-        kv = self.kv_pages * self.kv_page_bytes
-        return kv if self.shared else kv + self.state_pages * self.state_page_bytes
+__all__ = [
+    "EITHER",
+    "ONE_CHECKPOINT",
+    "Checkpoint",
+    "Layout",
+    "Need",
+    "Organization",
+    "Relief",
+    "Usage",
+    "part_of",
+]
 
 
 class Usage(NamedTuple):
@@ -83,50 +43,6 @@ class Usage(NamedTuple):
     checkpoints_allocated: int
     checkpoints_cached: int
     checkpoints_shared: int
-
-
-class CheckpointOwner(Protocol):
-    """The lookup's node that offers a checkpoint."""
-
-    def lose_checkpoint(self) -> None: ...
-
-
-class Checkpoint:
-    """Complete recurrent state at one boundary: one reuse unit, several pages.
-
-    `members` are its SSM pages in order, `line` its conv line, `pages` every page that it depends
-    on.  `references` counts executions, `pins` preempted requests, `retained` requests of policy:
-    three counts that are never mixed.
-    """
-
-    __slots__ = (
-        "frozen",
-        "line",
-        "members",
-        "owner",
-        "pages",
-        "pins",
-        "references",
-        "retained",
-        "stamp",
-    )
-
-    def __init__(self, members: tuple[int, ...], line: int, pages: tuple[int, ...]) -> None:
-        self.members = members
-        self.line = line
-        self.pages = pages
-        self.references = 1
-        self.pins = 0
-        self.retained = 0
-        self.frozen = False
-        self.stamp = 0
-        self.owner: CheckpointOwner | None = None
-
-    def detach(self) -> None:
-        """Leave the lookup (`Entry`)."""
-        owner, self.owner = self.owner, None
-        if owner is not None:
-            owner.lose_checkpoint()
 
 
 class Organization(ABC):
@@ -386,17 +302,4 @@ class Organization(ABC):
         """Raise `IntegrityError` unless pages, reverse index and counters agree."""
         for pool in self.pools:
             pool.check_integrity()
-        offered: set[Checkpoint] = set()
-        for page in range(1, self.state_pool.size + 1):
-            entries = [e for e in self.state_pool.dependents(page) if isinstance(e, Checkpoint)]
-            offered.update(entries)
-            if self.state_pool.references(page) < sum(entry.references for entry in entries):
-                raise IntegrityError(f"page {page} has fewer references than its checkpoints")
-            if any(page not in entry.pages for entry in entries):
-                raise IntegrityError(f"page {page} knows a checkpoint that lies elsewhere")
-        idle = sum(not checkpoint.references for checkpoint in offered)
-        if (self.checkpoints_cached, self.checkpoints_shared) != (idle, len(offered) - idle):
-            raise IntegrityError(
-                f"{idle} idle and {len(offered) - idle} executed checkpoints are cached, "
-                f"counters say {self.checkpoints_cached} and {self.checkpoints_shared}"
-            )
+        check_checkpoints(self.state_pool, self.checkpoints_cached, self.checkpoints_shared)
