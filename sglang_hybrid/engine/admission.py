@@ -82,7 +82,7 @@ class GridPrefillBudget(PrefillBudget):
         chunk_limit: int | None,
         **kwargs: Any,
     ) -> tuple[bool, int | None]:
-        """Whether a waiting request may begin (`Admission.fits`), after all promised in this pass."""
+        """Whether a waiting request may begin (`Admission.missing`), after all promised in this pass."""
         if self.closed:
             return False, None
         # Without SGLang's page for rounding: a prefix ends on a unit, so what follows is rounded here.

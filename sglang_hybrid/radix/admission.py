@@ -26,10 +26,6 @@ class Admission:
         self.waits = 0
         """Checks that only what is asked while others run has refused."""
 
-    def fits(self, units: int, admitted: int, leaves: int) -> bool:
-        """Whether one more request may begin: nothing is `missing`."""
-        return self.missing(units, admitted, leaves) is None
-
     def missing(self, units: int, admitted: int, leaves: int) -> Need | None:
         """What does not fit if one more request begins; None when it may.
 

@@ -121,7 +121,8 @@ class Shadow:
         request.end = match.depth * grid
         end = min(request.prompt, request.end + chunk)
         more = self._units_to(request, end)
-        if not self.admission.fits(units + more, 0, len(self.live.planned(request.end, end))):
+        leaves = len(self.live.planned(request.end, end))
+        if self.admission.missing(units + more, 0, leaves) is not None:
             self._let_go(request)
             self.tree.unlock(node)
             request.node, request.end = None, 0

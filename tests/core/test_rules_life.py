@@ -42,7 +42,7 @@ def test_headroom_is_the_floor_of_f_b_in_each_pool(name: str, f: float) -> None:
     pools = [pool.size for pool in organization.pools]
     for leaves in range(3):
         for units in range(pools[0] + 1):
-            got = one.admission.fits(units, 0, leaves)
+            got = one.admission.missing(units, 0, leaves) is None
             if name == "D0":
                 want = units + int(f * 1000 * pools[0] // 1000) <= pools[0]
                 want &= 2 + leaves + int(f * 1000 * pools[1] // 1000) <= pools[1]
