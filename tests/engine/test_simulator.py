@@ -2,17 +2,25 @@
 
 import json
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
 
 from sglang_hybrid.cli.families import hybrid_shape
 from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.radix.history import Cause
+from sglang_hybrid.simulator import passes
 from sglang_hybrid.simulator.cost import StepCost, Weights
+from sglang_hybrid.simulator.job import Chunk
 from sglang_hybrid.simulator.request import Request
 from sglang_hybrid.simulator.run import simulate
+from sglang_hybrid.simulator.scheduler import Scheduler
 from sglang_hybrid.simulator.setting import ENGINE, Setting
+from tests.support.metrics import trace_of
 from tests.support.park import ServerPark, on
-from tests.support.reply import Reply
+from tests.support.reply import Reply, replies_of
 from tests.support.tokens import T
 from tests.support.witness import Witness
 
@@ -88,3 +96,145 @@ def test_reuse_of_requests_served_one_after_another(witness: Witness, park: Serv
     assert sum(one.j_adopt for one in outcome.records) > 0
     gaps = sum(one.gap_r > 0 for one in outcome.records)
     assert gaps > 10, f"INCONCLUSIVE: only {gaps} requests lost anything to eviction"
+
+
+# -- several at once ----------------------------------------------------------------------------
+
+
+class Load(NamedTuple):
+    """Waves of prompts; each wave comes in one HTTP request, once the one before it is answered."""
+
+    seed: int
+    waves: int
+    size: int
+    stems: int
+    """New contexts of a wave, which several of its prompts share."""
+    stem: tuple[int, int]
+    own: tuple[int, int]
+    new: tuple[int, int]
+
+
+LOADS: Mapping[str, Load] = {
+    # Memory runs out while answers grow: requests are preempted.
+    "tight": Load(4, waves=2, size=12, stems=1, stem=(17, 30), own=(1, 12), new=(120, 200)),
+    # Prompts of several chunks, eight run, the others wait: a burst behind a new context among them.
+    "s2": Load(5, waves=2, size=24, stems=3, stem=(60, 300), own=(1, 60), new=(1, 30)),
+}
+
+
+class Asked(NamedTuple):
+    """A request of a wave.  `stops` end its answer before it is as long as its sender allows."""
+
+    text: Text
+    most: int
+    stops: Sequence[int]
+
+
+class Watched(Scheduler):
+    """Remembers its prefills as SGLang logs them: sequences, tokens computed, tokens adopted."""
+
+    def __init__(self, setting: Setting, requests: Sequence[Request]) -> None:
+        super().__init__(setting, requests, records=True)
+        self.prefills: list[tuple[int, int, int]] = []
+
+    def _prefill(self, chunks: list[Chunk]) -> None:
+        fresh = [job for job, _ in chunks if job.state.live is None]
+        computed = sum(end - job.position for job, end in chunks)
+        self.prefills.append((len(chunks), computed, sum(job.position for job in fresh)))
+        super()._prefill(chunks)
+
+
+def wave(load: Load, number: int, chance: random.Random, said: list[Text]) -> list[Asked]:
+    """Turns that go on, prompts behind contexts that are new with this wave, prompts of their own."""
+    asked = []
+    for index in range(number * load.size, (number + 1) * load.size):
+        lot, text = chance.random(), Text()
+        if said and lot < 0.3:
+            text = said.pop(chance.randrange(len(said)))
+        elif lot < 0.8:
+            stem = number * load.stems + chance.randrange(load.stems)
+            text = text.then(("stem", stem), T(stem, chance.randint(*load.stem)))
+        text = text.then(("own", index), T(20 + index, chance.randint(*load.own)))
+        stops = range(5 + index % 40, 512, 40) if chance.random() < 0.4 else ()
+        asked.append(Asked(text, chance.randint(*load.new), stops))
+    return asked
+
+
+def serve(witness: Witness, load: Load, name: str) -> tuple[list[Request], list[Reply]]:
+    """What was sent as the simulator knows it, and what came back; ids are `name` and the place."""
+    chance = random.Random(load.seed)
+    said: list[Text] = []
+    requests: list[Request] = []
+    replies: list[Reply] = []
+    for number in range(load.waves):
+        asked = wave(load, number, chance, said)
+        sampling = [
+            {"temperature": 0, "max_new_tokens": one.most}
+            | ({"stop_token_ids": list(one.stops)} if one.stops else {"ignore_eos": True})
+            for one in asked
+        ]
+        rids = [f"{name}-{index}-" for index in range(len(requests), len(requests) + load.size)]
+        body = {"input_ids": [one.text.ids for one in asked], "sampling_params": sampling, "rid": rids}
+        for one, reply in zip(asked, replies_of(witness.server.post("/generate", body)), strict=True):
+            answer, new = ("answer", len(requests)), reply.meta["completion_tokens"]
+            limit = one.most if one.stops else None
+            requests.append(Request(1e6 * number, one.text.segments, new, answer=answer, limit=limit))
+            replies.append(reply)
+            if reply.ids and len(one.text.ids) + new < 200:
+                said.append(one.text.then(answer, reply.ids))
+        del said[:-6]
+        witness.server.wait_idle()
+    return requests, replies
+
+
+PARTIAL = (str(Cause.OFF_GRID), str(Cause.BELOW_GRID))
+"""Causes about less than a block, which the simulator does not look into."""
+
+TOTALS = ("evicted_dead_blocks", "evicted_checkpoints", "checkpoints_published", "forks", "prefix_waits")
+
+
+def ends(witness: Witness, prefix: str, count: int) -> list[str]:
+    """Ids that begin so, in the order in which their requests ended."""
+
+    def found() -> list[str]:
+        return [rid for rid in trace_of(witness.server) if rid.startswith(prefix)]
+
+    witness.server.wait_until(lambda: len(found()) == count, "the records of the trace")
+    return found()
+
+
+@on("tight", "s2")
+def test_decisions_of_several_at_once(
+    witness: Witness, park: ServerPark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What several running requests do to each other.
+
+    Equal are each prefill batch (so who is admitted when, in which chunks, and what decodes in between), each
+    request's reuse depths, their cause and its preemptions, the order in which requests end, and what is
+    evicted, published, forked and waited for in total.  Not looked at: time, other organizations and policies
+    than those of these servers, mixed chunks, requests that arrive while others run.
+    """
+    name, config = witness.config.name, witness.config
+    before, mark = witness.pools(), witness.server.log_mark()
+    requests, replies = serve(witness, LOADS[name], f"several-{name}")
+    after = witness.pools()
+    assert before is not None and after is not None
+    clip = config.env.get("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", passes.MOST_EXPECTED)
+    monkeypatch.setattr(passes, "MOST_EXPECTED", int(clip))
+    twin = Watched(setting(witness, park), requests)
+    records = twin.run().records
+    assert records is not None and len(records) == len(requests)
+
+    assert twin.prefills == witness.server.prefill_batches(mark)
+    for one in sorted(records):
+        first, *again = replies[one.arrival].meta["hybrid"]
+        served = tuple(first[field] for field in FIELDS)
+        assert (one.prompt, one.r_max, one.attention, one.j_adopt) == served, one
+        assert one.cause == (None if first["cause"] in PARTIAL else first["cause"]), one
+        assert one.preemptions == len(again), one
+    order = ends(witness, f"several-{name}-", len(requests))
+    assert order == [f"several-{name}-{one.arrival}-" for one in records]
+    counts = {f"evicted_{field}": value for field, value in twin.core.lifetime.counts._asdict().items()}
+    counts |= twin.core.live.counts._asdict()
+    real = {field: after.raw[f"count_{field}"] - before.raw[f"count_{field}"] for field in TOTALS}
+    assert {field: counts[field] for field in TOTALS} == real
