@@ -101,25 +101,24 @@ def test_reuse_of_requests_served_one_after_another(witness: Witness, park: Serv
 # -- several at once ----------------------------------------------------------------------------
 
 
-class Load(NamedTuple):
-    """Waves of prompts; each wave comes in one HTTP request, once the one before it is answered."""
+class Wave(NamedTuple):
+    """Prompts of one HTTP request, each with the most tokens that its answer may have."""
 
-    seed: int
-    waves: int
     size: int
     stems: int
-    """New contexts of a wave, which several of its prompts share."""
+    """New contexts, which several of its prompts share."""
     stem: tuple[int, int]
     own: tuple[int, int]
     new: tuple[int, int]
 
 
-LOADS: Mapping[str, Load] = {
-    # Memory runs out while answers grow: requests are preempted.
-    "tight": Load(4, waves=2, size=12, stems=1, stem=(17, 30), own=(1, 12), new=(120, 200)),
-    # Prompts of several chunks, eight run, the others wait: a burst behind a new context among them.
-    "s2": Load(5, waves=2, size=24, stems=3, stem=(60, 300), own=(1, 60), new=(1, 30)),
+LOADS: Mapping[str, tuple[int, tuple[Wave, ...]]] = {
+    # Memory runs out while answers grow: requests are preempted.  Then it is short of prompts.
+    "tight": (4, (Wave(12, 1, (17, 30), (1, 12), (120, 200)), Wave(16, 2, (17, 100), (1, 60), (1, 60)))),
+    # Prompts of several chunks: eight run, the others wait, behind a new context among them.
+    "s2": (0, 2 * (Wave(24, 3, (60, 300), (1, 60), (1, 30)),)),
 }
+"""A seed, and waves of which each is sent once the one before it is answered."""
 
 
 class Asked(NamedTuple):
@@ -144,36 +143,37 @@ class Watched(Scheduler):
         super()._prefill(chunks)
 
 
-def wave(load: Load, number: int, chance: random.Random, said: list[Text]) -> list[Asked]:
+def ask(wave: Wave, begin: int, chance: random.Random, said: list[Text]) -> list[Asked]:
     """Turns that go on, prompts behind contexts that are new with this wave, prompts of their own."""
     asked = []
-    for index in range(number * load.size, (number + 1) * load.size):
+    for index in range(begin, begin + wave.size):
         lot, text = chance.random(), Text()
         if said and lot < 0.3:
             text = said.pop(chance.randrange(len(said)))
         elif lot < 0.8:
-            stem = number * load.stems + chance.randrange(load.stems)
-            text = text.then(("stem", stem), T(stem, chance.randint(*load.stem)))
-        text = text.then(("own", index), T(20 + index, chance.randint(*load.own)))
+            stem = chance.randrange(wave.stems)
+            text = text.then(("stem", begin, stem), T(400 + begin + stem, chance.randint(*wave.stem)))
+        text = text.then(("own", index), T(20 + index, chance.randint(*wave.own)))
         stops = range(5 + index % 40, 512, 40) if chance.random() < 0.4 else ()
-        asked.append(Asked(text, chance.randint(*load.new), stops))
+        asked.append(Asked(text, chance.randint(*wave.new), stops))
     return asked
 
 
-def serve(witness: Witness, load: Load, name: str) -> tuple[list[Request], list[Reply]]:
-    """What was sent as the simulator knows it, and what came back; ids are `name` and the place."""
-    chance = random.Random(load.seed)
+def serve(witness: Witness, prefix: str) -> tuple[list[Request], list[Reply]]:
+    """What was sent as the simulator knows it, and what came back; ids are `prefix` and the place."""
+    seed, waves = LOADS[witness.config.name]
+    chance = random.Random(seed)
     said: list[Text] = []
     requests: list[Request] = []
     replies: list[Reply] = []
-    for number in range(load.waves):
-        asked = wave(load, number, chance, said)
+    for number, wave in enumerate(waves):
+        asked = ask(wave, len(requests), chance, said)
         sampling = [
             {"temperature": 0, "max_new_tokens": one.most}
             | ({"stop_token_ids": list(one.stops)} if one.stops else {"ignore_eos": True})
             for one in asked
         ]
-        rids = [f"{name}-{index}-" for index in range(len(requests), len(requests) + load.size)]
+        rids = [f"{prefix}{index}-" for index in range(len(requests), len(requests) + wave.size)]
         body = {"input_ids": [one.text.ids for one in asked], "sampling_params": sampling, "rid": rids}
         for one, reply in zip(asked, replies_of(witness.server.post("/generate", body)), strict=True):
             answer, new = ("answer", len(requests)), reply.meta["completion_tokens"]
@@ -209,14 +209,14 @@ def test_decisions_of_several_at_once(
 ) -> None:
     """What several running requests do to each other.
 
-    Equal are each prefill batch (so who is admitted when, in which chunks, and what decodes in between), each
-    request's reuse depths, their cause and its preemptions, the order in which requests end, and what is
-    evicted, published, forked and waited for in total.  Not looked at: time, other organizations and policies
-    than those of these servers, mixed chunks, requests that arrive while others run.
+    Equal are the prefill batches one by one (so who is admitted with whom, in which chunks), each request's
+    reuse depths, their cause and its preemptions, the order in which requests end, and what is evicted,
+    published, forked and waited for in total.  Not looked at: time, other organizations and policies than
+    those of these servers, mixed chunks, requests that arrive while others run.
     """
-    name, config = witness.config.name, witness.config
+    config, prefix = witness.config, f"several-{witness.config.name}-"
     before, mark = witness.pools(), witness.server.log_mark()
-    requests, replies = serve(witness, LOADS[name], f"several-{name}")
+    requests, replies = serve(witness, prefix)
     after = witness.pools()
     assert before is not None and after is not None
     clip = config.env.get("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", passes.MOST_EXPECTED)
@@ -232,9 +232,13 @@ def test_decisions_of_several_at_once(
         assert (one.prompt, one.r_max, one.attention, one.j_adopt) == served, one
         assert one.cause == (None if first["cause"] in PARTIAL else first["cause"]), one
         assert one.preemptions == len(again), one
-    order = ends(witness, f"several-{name}-", len(requests))
-    assert order == [f"several-{name}-{one.arrival}-" for one in records]
+    order = ends(witness, prefix, len(requests))
+    assert order == [f"{prefix}{one.arrival}-" for one in records]
     counts = {f"evicted_{field}": value for field, value in twin.core.lifetime.counts._asdict().items()}
     counts |= twin.core.live.counts._asdict()
     real = {field: after.raw[f"count_{field}"] - before.raw[f"count_{field}"] for field in TOTALS}
     assert {field: counts[field] for field in TOTALS} == real
+    adopting = sum(one.j_adopt > 0 for one in records)
+    assert adopting > 4 and real["prefix_waits"], f"INCONCLUSIVE: {adopting} reuse anything, {real}"
+    if config.name == "tight":
+        assert twin.outcome.preemptions > 2, "INCONCLUSIVE: hardly anybody is preempted"
