@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from sglang_hybrid.kernels import ArenaTable, CheckpointSpans, Route, Segments, plan_segments
-from sglang_hybrid.kernels.samples import Cell, DeltaInputs, Mixer, delta_inputs, make_cell
+from sglang_hybrid.kernels import ArenaTable, CheckpointSpans, DeltaInputs, Route, Segments, plan_segments
+from sglang_hybrid.kernels.samples import Cell, Mixer, delta_inputs, make_cell
 
 BF16 = torch.bfloat16
 WORK_BYTES = 512 << 20
@@ -122,7 +122,7 @@ def state_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tens
 def delta_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tensor:
     """One `delta_update` of the route."""
     src, dst, _, _ = case.maps(index, forked)
-    return route.delta_update(case.cell.arenas.state(case.cell.layer), src, dst, *case.delta)
+    return route.delta_update(case.cell.arenas.state(case.cell.layer), src, dst, case.delta)
 
 
 def conv_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tensor:
@@ -146,7 +146,7 @@ def delta_scan_step(case: Case, route: Route, index: int, forked: bool) -> torch
     """One `paged_delta_scan` of the route."""
     src, dst, _, _ = case.maps(index, forked)
     view = case.cell.arenas.state(case.cell.layer)
-    return route.paged_delta_scan(view, src, dst, *case.delta, case.segments)
+    return route.paged_delta_scan(view, src, dst, case.delta, case.segments)
 
 
 def prefill_conv_step(case: Case, route: Route, index: int, forked: bool) -> torch.Tensor:

@@ -164,7 +164,7 @@ def test_update_equals_the_recurrence(name: str, place: str) -> None:
     for page_map, state in zip(source, states, strict=True):
         pages.put(page_map, state)
     before = pages.arena.clone()
-    y = delta_update(pages.view, source, target, **vars(inputs))
+    y = delta_update(pages.view, source, target, inputs)
     for row, state in enumerate(states):
         want_y, want = recur(inputs.part(row, row + 1), state, case.stored)
         assert relative_error(y[row], want_y[0]) < 2e-6
@@ -186,7 +186,7 @@ def test_update_with_fresh_skipped_and_padding_rows() -> None:
     target[2, 0] = -1
     source[3:] = target[3:] = 0
     before = pages.arena.clone()
-    y = delta_update(pages.view, source, target, **vars(inputs))
+    y = delta_update(pages.view, source, target, inputs)
     for row, state in ((0, first), (1, torch.zeros_like(first)), (2, third)):
         want_y, want = recur(inputs.part(row, row + 1), state, torch.float32)
         assert relative_error(y[row], want_y[0]) < 2e-6
@@ -204,7 +204,7 @@ def test_a_row_of_the_batch_does_not_depend_on_the_others() -> None:
 
     def step(rows: slice) -> torch.Tensor:
         some = inputs.part(rows.start, rows.stop)
-        return delta_update(pages.view, pages.maps[:7][rows], pages.maps[7:][rows], **vars(some))
+        return delta_update(pages.view, pages.maps[:7][rows], pages.maps[7:][rows], some)
 
     together = step(slice(0, 7))
     for row in range(7):
@@ -217,7 +217,7 @@ def test_update_never_waits_for_the_device() -> None:
         inputs = DeltaInputs.random(3, 4, 2, 6, 8)
         maps = torch.zeros(3, 2, dtype=torch.int32)
         view = StateView(torch.zeros(9, 12, 8), 0, 4, 6)
-        assert delta_update(view, maps, maps, **vars(inputs)).shape == (3, 4, 6)
+        assert delta_update(view, maps, maps, inputs).shape == (3, 4, 6)
 
 
 def test_an_empty_batch_gives_nothing() -> None:
@@ -239,7 +239,7 @@ def test_an_empty_batch_gives_nothing() -> None:
     ],
 )
 def test_a_wrong_tensor_is_named(field: str, shape: tuple[int, ...], message: str) -> None:
-    inputs = replace(DeltaInputs.random(81, 4, 2, 6, 16), **{field: torch.zeros(shape)})
+    inputs = DeltaInputs.random(81, 4, 2, 6, 16)._replace(**{field: torch.zeros(shape)})
     with pytest.raises(KernelError, match=message):
         run(inputs, plan_segments([0, 81], [0], 8), None)
 
@@ -266,14 +266,14 @@ def test_groups_states_and_views_are_checked() -> None:
 )
 def test_the_paged_operations_name_a_wrong_tensor(field: str, shape: tuple[int, ...], message: str) -> None:
     """Both check before they touch a page; so do their Triton launches, with the same function."""
-    inputs = replace(DeltaInputs.random(3, 4, 2, 6, 8), **{field: torch.zeros(shape)})
+    inputs = DeltaInputs.random(3, 4, 2, 6, 8)._replace(**{field: torch.zeros(shape)})
     maps, view = torch.zeros(3, 2, dtype=torch.int32), StateView(torch.zeros(9, 12, 8), 0, 4, 6)
     for run_it in (delta_update, partial(paged_delta_scan, segments=plan_segments([0, 1, 2, 3], [0] * 3, 8))):
         with pytest.raises(KernelError, match=message):
-            run_it(view, maps, maps, **vars(inputs))
+            run_it(view, maps, maps, inputs)
 
 
 def test_the_state_size_is_that_of_the_keys() -> None:
     maps, view = torch.zeros(3, 2, dtype=torch.int32), StateView(torch.zeros(9, 12, 9), 0, 4, 6)
     with pytest.raises(KernelError, match=r"q has shape \[3, 2, 8\], needs \[3, \*, 9\]"):
-        delta_update(view, maps, maps, **vars(DeltaInputs.random(3, 4, 2, 6, 8)))
+        delta_update(view, maps, maps, DeltaInputs.random(3, 4, 2, 6, 8))

@@ -8,6 +8,7 @@ import torch
 from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 
 from sglang_hybrid.engine.page_maps import DecodeMaps, ExtendMaps, PageMapMetadata
+from sglang_hybrid.kernels import DeltaInputs
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
@@ -72,11 +73,7 @@ class HybridGDNBackend(PageMapMetadata, GDNAttnBackend):
             self.states[layer.layer_id],
             maps.src_pages,
             maps.dst_pages,
-            *_heads(layer, conv_out),
-            a[:tokens],
-            b[:tokens],
-            layer.A_log,
-            layer.dt_bias,
+            _inputs(layer, conv_out, a[:tokens], b[:tokens]),
             maps.segments,
         )
         return y[None]
@@ -99,23 +96,23 @@ class HybridGDNBackend(PageMapMetadata, GDNAttnBackend):
             self.states[layer.layer_id],
             maps.src_pages,
             maps.dst_pages,
-            *_heads(layer, conv_out),
-            a,
-            b,
-            layer.A_log,
-            layer.dt_bias,
+            _inputs(layer, conv_out, a, b),
         )
         return y[None]
 
 
-def _heads(
-    layer: RadixLinearAttention, mixed_qkv: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q and k `[T, key heads, key dim]`, v `[T, value heads, value dim]`."""
+def _inputs(
+    layer: RadixLinearAttention, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+) -> DeltaInputs:
+    """q and k `[T, key heads, key dim]`, v `[T, value heads, value dim]`, the rest as it is."""
     q, k, v = torch.split(mixed_qkv, [layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
     tokens = mixed_qkv.shape[0]
-    return (
+    return DeltaInputs(
         q.view(tokens, layer.num_q_heads, layer.head_q_dim),
         k.view(tokens, layer.num_k_heads, layer.head_k_dim),
         v.view(tokens, layer.num_v_heads, layer.head_v_dim),
+        a,
+        b,
+        layer.A_log,
+        layer.dt_bias,
     )

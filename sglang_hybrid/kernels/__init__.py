@@ -16,7 +16,7 @@ from sglang_hybrid.kernels.checkpoint_io import (
 )
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.conv_update import conv_update
-from sglang_hybrid.kernels.delta_rule import delta_scan, gates
+from sglang_hybrid.kernels.delta_rule import DeltaInputs, delta_scan, gates
 from sglang_hybrid.kernels.delta_update import delta_update
 from sglang_hybrid.kernels.dispatch import ROUTES, Route, choose, why_not
 from sglang_hybrid.kernels.paged_conv import paged_conv
@@ -37,6 +37,7 @@ __all__ = [
     "ROUTES",
     "ArenaTable",
     "CheckpointSpans",
+    "DeltaInputs",
     "KernelError",
     "Route",
     "Segments",

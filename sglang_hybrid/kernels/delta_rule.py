@@ -14,6 +14,8 @@ it reads the state before it, (2) go from piece to piece, (3) what each entry st
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from sglang_hybrid.kernels.checks import need_groups, need_shape
@@ -54,25 +56,31 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int) ->
     need_groups(v.shape[1], k.shape[1], "q and k", "v")
 
 
-def check_layer(
-    view: StateView,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    rows: int,
-) -> None:
-    """Raise `KernelError` unless inputs of `rows` tokens fit each other and the layer; for every route."""
-    check_heads(q, k, v, rows)
-    need_shape("v", v, (rows, view.heads, view.head_dim))
-    need_shape("q", q, (rows, None, view.state_size))
-    need_shape("a", a, (rows, view.heads))
-    need_shape("b", b, (rows, view.heads))
-    need_shape("A_log", a_log, (view.heads,))
-    need_shape("dt_bias", dt_bias, (view.heads,))
+class DeltaInputs(NamedTuple):
+    """What a layer brings to its state: `q` and `k` [rows, G, K] of any length, `v` [rows, H, V], projections
+    `a` and `b` [rows, H] with `a_log` and `dt_bias` [H] as in `gates`.  A row is a token of its sequence."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+
+    def gates(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log decay and write strength [rows, H]."""
+        return gates(self.a, self.b, self.a_log, self.dt_bias)
+
+    def check(self, view: StateView, rows: int) -> None:
+        """Raise `KernelError` unless `rows` rows fit each other and the layer; for every route."""
+        check_heads(self.q, self.k, self.v, rows)
+        need_shape("v", self.v, (rows, view.heads, view.head_dim))
+        need_shape("q", self.q, (rows, None, view.state_size))
+        need_shape("a", self.a, (rows, view.heads))
+        need_shape("b", self.b, (rows, view.heads))
+        need_shape("A_log", self.a_log, (view.heads,))
+        need_shape("dt_bias", self.dt_bias, (view.heads,))
 
 
 def _pieces(tensor: torch.Tensor, segments: Segments) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_hybrid.kernels.delta_rule import check_layer, gates, unit
+from sglang_hybrid.kernels.delta_rule import DeltaInputs, unit
 from sglang_hybrid.kernels.state_io import read_states, write_states
 from sglang_hybrid.pools.views import StateView
 
@@ -17,29 +17,22 @@ def delta_update(
     view: StateView,
     src_map: torch.Tensor,
     dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    inputs: DeltaInputs,
 ) -> torch.Tensor:
     """Advance the state by one token a batch row -> y [B, H, V] in v's dtype; writes the new state.
 
     `src_map`, `dst_map` [B, members] int: pages read (column 0 negative: zeros) and written (column
-    0 negative: nowhere).  `q` and `k` [B, G, K] of any length, `v` [B, H, V], `a` and `b` [B, H]
-    with `a_log` and `dt_bias` [H] as in `gates`.  All reads come before all writes, so any row may
-    work in place.  y comes from the fp32 state; only what is written is rounded to the pages' dtype.
+    0 negative: nowhere).  All reads come before all writes, so any row may work in place.  y comes
+    from the fp32 state; only what is written is rounded to the pages' dtype.
     """
-    check_layer(view, q, k, v, a, b, a_log, dt_bias, src_map.shape[0])
-    decay, strength = gates(a, b, a_log, dt_bias)
-    ratio = view.heads // q.shape[1]
-    keys = unit(k).repeat_interleave(ratio, 1)
-    queries = (unit(q) * view.state_size**-0.5).repeat_interleave(ratio, 1)
+    inputs.check(view, src_map.shape[0])
+    decay, strength = inputs.gates()
+    ratio = view.heads // inputs.q.shape[1]
+    keys = unit(inputs.k).repeat_interleave(ratio, 1)
+    queries = (unit(inputs.q) * view.state_size**-0.5).repeat_interleave(ratio, 1)
     state = read_states(view, src_map) * decay.exp()[..., None, None]
     known = torch.matmul(state, keys[..., None])
-    written = (v.float()[..., None] - known) * strength[..., None, None]
+    written = (inputs.v.float()[..., None] - known) * strength[..., None, None]
     state = torch.addcmul(state, written, keys[..., None, :])
     write_states(view, dst_map, state)
-    return torch.matmul(state, queries[..., None])[..., 0].to(v.dtype)
+    return torch.matmul(state, queries[..., None])[..., 0].to(inputs.v.dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_hybrid.kernels.delta_rule import check_layer, delta_scan, gates
+from sglang_hybrid.kernels.delta_rule import DeltaInputs, delta_scan
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.state_io import read_states, write_states
 from sglang_hybrid.pools.views import StateView
@@ -17,25 +17,18 @@ def paged_delta_scan(
     view: StateView,
     src_map: torch.Tensor,
     dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    inputs: DeltaInputs,
     segments: Segments,
 ) -> torch.Tensor:
     """Scan a ragged batch -> y [T, H, V] in v's dtype; writes the state of every emission.
 
     `src_map` [S, members] int by sequence (column 0 negative: zeros), `dst_map` [E, members] int by emission
-    (column 0 negative: nowhere); `q` and `k` [T, G, K] of any length, `v` [T, H, V], `a` and `b` [T, H] with
-    `a_log` and `dt_bias` [H] as in `gates`.  All reads come before all writes, so the last emission of a
-    sequence may go where its initial state came from.
+    (column 0 negative: nowhere); a row of `inputs` a token.  All reads come before all writes, so the last
+    emission of a sequence may go where its initial state came from.
     """
-    check_layer(view, q, k, v, a, b, a_log, dt_bias, segments.tokens)
+    inputs.check(view, segments.tokens)
     y, states = delta_scan(
-        q, k, v, *gates(a, b, a_log, dt_bias), segments,
+        inputs.q, inputs.k, inputs.v, *inputs.gates(), segments,
         initial_states=read_states(view, src_map), state_dtype=view.rows.dtype,
     )  # fmt: skip
     write_states(view, dst_map, states)

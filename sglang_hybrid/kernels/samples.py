@@ -14,6 +14,7 @@ import torch
 
 from sglang_hybrid.geometry import ModelGeometry, ceil_div, whole_rows_bytes
 from sglang_hybrid.kernels.checkpoint_io import ArenaTable, CheckpointSpans
+from sglang_hybrid.kernels.delta_rule import DeltaInputs
 from sglang_hybrid.kernels.launch import Launch
 from sglang_hybrid.kernels.segments import plan_segments
 from sglang_hybrid.kernels.triton_checkpoint_io import plan_move
@@ -64,11 +65,6 @@ QWEN3_NEXT = Mixer(heads=32, dim=128, size=128, groups=16, kv_heads=2, kv_dim=25
 QWEN3_NEXT_TP8 = Mixer(heads=4, dim=128, size=128, groups=2, kv_heads=1, kv_dim=256, stripes=3, delta=True)
 QWEN35_27B_TP4 = Mixer(heads=12, dim=128, size=128, groups=4, kv_heads=1, kv_dim=256, stripes=3, delta=True)
 """One rank of four: members of 10.7 heads, which a page of the default grid cuts."""
-
-
-T = torch.Tensor
-DeltaInputs = tuple[T, T, T, T, T, T, T]
-"""q, k, v, a, b, A_log and the bias of a."""
 
 
 class Sample(NamedTuple):
@@ -152,7 +148,7 @@ def delta_inputs(mixer: Mixer, tokens: int, inputs: torch.dtype, device: str = "
     row = torch.randn(tokens, mixer.channels, device=device).to(inputs)
     q, k, v = torch.split(row, [grouped, grouped, mixer.inner], 1)
     b, a = torch.randn(tokens, 2 * mixer.heads, device=device).to(inputs).chunk(2, 1)
-    return (
+    return DeltaInputs(
         q.view(tokens, mixer.groups, mixer.size), k.view(tokens, mixer.groups, mixer.size),
         v.view(tokens, mixer.heads, mixer.dim), a, b,
         torch.rand(mixer.heads, device=device), torch.rand(mixer.heads, device=device),
@@ -163,7 +159,7 @@ def delta_sample(mixer: Mixer, memory: str, dtype: torch.dtype, grid: int = 512)
     """`delta_update` forked, inputs bf16."""
     cell = make_cell(mixer, memory, dtype, grid=grid)
     launch = plan_delta_update(
-        cell.arenas.state(cell.layer), cell.src_map, cell.dst_map, *delta_inputs(mixer, BATCH, BF16),
+        cell.arenas.state(cell.layer), cell.src_map, cell.dst_map, delta_inputs(mixer, BATCH, BF16),
         torch.empty(BATCH, mixer.heads, mixer.dim, dtype=BF16),
     )  # fmt: skip
     floor = 2 * BATCH * mixer.inner * mixer.size * dtype.itemsize
@@ -180,7 +176,7 @@ def delta_scan_sample(
     segments = plan_segments([0, tokens], [begin], grid)
     systems, scan = plan_paged_delta_scan(
         cell.arenas.state(cell.layer), cell.src_map, torch.cat([cell.dst_map, cell.src_map]),
-        *delta_inputs(mixer, tokens, inputs), segments,
+        delta_inputs(mixer, tokens, inputs), segments,
         torch.empty(tokens, mixer.heads, mixer.dim, dtype=inputs),
     )  # fmt: skip
     floor = (1 + len(segments.emissions)) * mixer.inner * mixer.size * dtype.itemsize

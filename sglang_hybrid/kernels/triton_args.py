@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sglang_hybrid.kernels.delta_rule import DeltaInputs
 from sglang_hybrid.kernels.launch import interpreting, power_of_two, vector
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.ssd_scan import NO_LIMIT
@@ -84,21 +85,16 @@ def delta_args(
     block: int,
     src_map: torch.Tensor,
     dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    inputs: DeltaInputs,
     y: torch.Tensor,
 ) -> dict[str, Any]:
     """`layer_args` of a gated delta rule layer."""
     return {
         **state_args(view, block, src_map, dst_map),
-        **strided("q", q, "stride", "group", "size"), **strided("k", k, "stride", "group", "size"),
-        **strided("v", v, "stride", "head", "dim"),
-        **strided("a", a, "stride", "head"), **strided("b", b, "stride", "head"),
-        **strided("a_log", a_log, "head"), **strided("dt_bias", dt_bias, "head"),
-        "y": y, "y_stride": y.stride(0), "RATIO": view.heads // k.shape[1],
+        **strided("q", inputs.q, "stride", "group", "size"),
+        **strided("k", inputs.k, "stride", "group", "size"),
+        **strided("v", inputs.v, "stride", "head", "dim"),
+        **strided("a", inputs.a, "stride", "head"), **strided("b", inputs.b, "stride", "head"),
+        **strided("a_log", inputs.a_log, "head"), **strided("dt_bias", inputs.dt_bias, "head"),
+        "y": y, "y_stride": y.stride(0), "RATIO": view.heads // inputs.k.shape[1],
     }  # fmt: skip

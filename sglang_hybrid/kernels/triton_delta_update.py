@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_hybrid.kernels.delta_rule import check_layer
+from sglang_hybrid.kernels.delta_rule import DeltaInputs
 from sglang_hybrid.kernels.launch import Launch, power_of_two
 from sglang_hybrid.kernels.state_access import read_state, write_state
 from sglang_hybrid.kernels.state_io import need_map
@@ -113,25 +113,20 @@ def plan_delta_update(
     view: StateView,
     src_map: torch.Tensor,
     dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    inputs: DeltaInputs,
     y: torch.Tensor,
 ) -> Launch:
     """The launch of `delta_update` into a contiguous `y` [B, H, V]; B is at least 1."""
-    check_layer(view, q, k, v, a, b, a_log, dt_bias, src_map.shape[0])
+    inputs.check(view, src_map.shape[0])
     need_map(view, src_map)
-    need_map(view, dst_map, v.shape[0])
+    batch = inputs.v.shape[0]
+    need_map(view, dst_map, batch)
     width = power_of_two(view.state_size)
     block = block_rows(view.head_dim, width)
-    args = delta_args(view, block, src_map, dst_map, q, k, v, a, b, a_log, dt_bias, y)
+    args = delta_args(view, block, src_map, dst_map, inputs, y)
     args["COLUMNS"] = width
     warps = max(1, min(4, block * width // 1024))
-    grid = (view.heads * -(-view.head_dim // block), v.shape[0])
+    grid = (view.heads * -(-view.head_dim // block), batch)
     return Launch(delta_update_kernel, grid, args, warps)
 
 
@@ -139,20 +134,15 @@ def delta_update(
     view: StateView,
     src_map: torch.Tensor,
     dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    inputs: DeltaInputs,
 ) -> torch.Tensor:
     """`kernels.delta_update.delta_update` as one Triton launch: same arguments, result and errors.
 
     Requests run at once: a page that one request writes may be read by that request alone.  Every row of y
     is written, padding rows too.
     """
+    v = inputs.v
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if v.shape[0]:
-        plan_delta_update(view, src_map, dst_map, q, k, v, a, b, a_log, dt_bias, y).run()
+        plan_delta_update(view, src_map, dst_map, inputs, y).run()
     return y

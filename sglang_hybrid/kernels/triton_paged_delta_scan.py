@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from sglang_hybrid.kernels.checks import KernelError, need_dtype
-from sglang_hybrid.kernels.delta_rule import check_layer
+from sglang_hybrid.kernels.delta_rule import DeltaInputs
 from sglang_hybrid.kernels.launch import WORD_BYTES, Launch, power_of_two
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.state_access import read_state, write_state
@@ -267,18 +267,13 @@ def plan_paged_delta_scan(
     view: StateView,
     src_map: torch.Tensor,
     dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    inputs: DeltaInputs,
     segments: Segments,
     y: torch.Tensor,
 ) -> tuple[Launch, Launch]:
     """The launches of `paged_delta_scan` into a contiguous `y` [T, H, V], in order; T is at least 1."""
-    check_layer(view, q, k, v, a, b, a_log, dt_bias, segments.tokens)
+    v = inputs.v
+    inputs.check(view, segments.tokens)
     need_map(view, src_map, segments.sequences)
     need_map(view, dst_map, len(segments.emissions))
     need_dtype("v", v, tuple(OPERANDS))
@@ -288,7 +283,7 @@ def plan_paged_delta_scan(
         max(LEAST_DOT, min(most, power_of_two(size)))
         for most, size in zip(TILES[v.element_size()], (view.head_dim, segments.chunk, view.state_size))
     )
-    args = delta_args(view, block, src_map, dst_map, q, k, v, a, b, a_log, dt_bias, y)
+    args = delta_args(view, block, src_map, dst_map, inputs, y)
     args |= scan_args(segments, v.dtype) | {"CHUNK": chunk, "WIDTH": width}
     parts = segments.pieces * -(-segments.chunk // chunk)
     places = (parts, view.heads)
@@ -312,13 +307,7 @@ def paged_delta_scan(
     view: StateView,
     src_map: torch.Tensor,
     dst_map: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
+    inputs: DeltaInputs,
     segments: Segments,
 ) -> torch.Tensor:
     """`kernels.paged_delta_scan.paged_delta_scan` as two Triton launches: same arguments, result and errors.
@@ -326,10 +315,9 @@ def paged_delta_scan(
     Sequences run at once: a page that one sequence writes may be read by that sequence alone, and an
     emission other than the last may not go where its sequence's initial state came from.
     """
+    v = inputs.v
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if v.shape[0]:
-        for launch in plan_paged_delta_scan(
-            view, src_map, dst_map, q, k, v, a, b, a_log, dt_bias, segments, y
-        ):
+        for launch in plan_paged_delta_scan(view, src_map, dst_map, inputs, segments, y):
             launch.run()
     return y

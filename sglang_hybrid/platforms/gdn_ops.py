@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from sglang_hybrid.kernels import delta_scan, delta_update, gates, read_states, write_states
+from sglang_hybrid.kernels import DeltaInputs, delta_scan, delta_update, gates, read_states, write_states
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.elementwise import silu
 from sglang_hybrid.platforms.replace import replace_functions
@@ -108,13 +108,15 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         _pool(initial_state),
         slots,
         slots,
-        q.view(batch, keys // size, size),
-        k.view(batch, keys // size, size),
-        v.view(batch, heads, dim),
-        a,
-        b,
-        A_log,
-        dt_bias,
+        DeltaInputs(
+            q.view(batch, keys // size, size),
+            k.view(batch, keys // size, size),
+            v.view(batch, heads, dim),
+            a,
+            b,
+            A_log,
+            dt_bias,
+        ),
     )
     out.copy_(y[:, None])
 

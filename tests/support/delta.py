@@ -1,23 +1,15 @@
 """The gated delta rule, one token after another in float64: what its kernels must equal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as functional
 
+from sglang_hybrid.kernels import delta_rule
 
-@dataclass(frozen=True)
-class DeltaInputs:
-    """`q` and `k` [T, G, K], `v` [T, H, V], projections `a` and `b` [T, H], `a_log` and `dt_bias` [H]."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-    a_log: torch.Tensor
-    dt_bias: torch.Tensor
+class DeltaInputs(delta_rule.DeltaInputs):
+    """Inputs that a test draws, and what the reference makes of them."""
 
     @classmethod
     def random(
@@ -51,7 +43,7 @@ class DeltaInputs:
 
     def part(self, begin: int, end: int) -> "DeltaInputs":
         """The same weights over tokens [begin, end)."""
-        return replace(self, **{name: getattr(self, name)[begin:end] for name in ("q", "k", "v", "a", "b")})
+        return self._replace(**{name: getattr(self, name)[begin:end] for name in ("q", "k", "v", "a", "b")})
 
 
 def recur(

@@ -32,7 +32,8 @@ class Rule(NamedTuple):
 
 def on(device: str, inputs: Inputs) -> Inputs:
     """The same values on a device."""
-    return type(inputs)(**{k: None if v is None else v.to(device) for k, v in vars(inputs).items()})
+    fields = inputs._asdict() if isinstance(inputs, DeltaInputs) else vars(inputs)
+    return type(inputs)(**{k: None if v is None else v.to(device) for k, v in fields.items()})
 
 
 def _draw_mamba2(case: Case, tokens: int, dtype: torch.dtype) -> MixerInputs:
@@ -72,7 +73,7 @@ def _draw_delta(case: Case, tokens: int, dtype: torch.dtype) -> DeltaInputs:
 def _delta_update(view: StateView, src: torch.Tensor, dst: torch.Tensor, given: DeltaInputs) -> torch.Tensor:
     from sglang_hybrid.kernels.triton_delta_update import delta_update
 
-    return delta_update(view, src, dst, **vars(given))
+    return delta_update(view, src, dst, given)
 
 
 def _delta_scan(
@@ -80,7 +81,7 @@ def _delta_scan(
 ) -> torch.Tensor:
     from sglang_hybrid.kernels.triton_paged_delta_scan import paged_delta_scan
 
-    return paged_delta_scan(view, src, dst, **vars(given), segments=segments)
+    return paged_delta_scan(view, src, dst, given, segments)
 
 
 MAMBA2 = Rule(_draw_mamba2, _mamba2_update, _mamba2_scan, scan)

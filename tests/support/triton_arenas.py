@@ -36,7 +36,7 @@ def equals_on_arenas(memory: str, device: str) -> None:
         )
         # From where that was written to where it was read.
         delta = route.delta_update(
-            cell.arenas.state(cell.layer), dst_map, src_map, *delta_inputs(mixer, 2, torch.float32, device)
+            cell.arenas.state(cell.layer), dst_map, src_map, delta_inputs(mixer, 2, torch.float32, device)
         )
         results.append((conv.cpu(), y.cpu(), delta.cpu(), arena.cpu().view(torch.float32)))
     for reference, got in zip(*results, strict=True):

@@ -69,7 +69,7 @@ def step(
     pages: Pages, source: torch.Tensor, target: torch.Tensor, inputs: Inputs, rule: Rule = MAMBA2
 ) -> torch.Tensor:
     """The kernel over poisoned memory; pages and maps go to the device of `inputs` and back."""
-    device = next(iter(vars(inputs).values())).device
+    device = inputs.a.device
     arena = pages.arena.to(device)
     view = pages.view._replace(rows=arena[:, : pages.case.rows_per_page])
     with poisoned_outputs():
