@@ -1,9 +1,11 @@
 """Order of the tests: fast ones first, then the engine tests grouped by server configuration."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
+from tests.support.arguments import kept_process, write_config
 from tests.support.configs import CONFIGS
 
 
@@ -50,3 +52,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
+
+
+@pytest.fixture
+def kept() -> Iterator[None]:
+    """What parsing and resolution do to the process is undone after the test."""
+    with kept_process():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with Falcon-H1's config.json alone."""
+    return write_config(tmp_path_factory.mktemp("falcon"))

@@ -8,24 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.arguments import kept_process, parse, resolved, view, write_config
+from tests.support.arguments import parse, resolved, view
 
 pytest.importorskip("sglang")
 
 from sglang_hybrid.engine import args
 
+pytestmark = pytest.mark.usefixtures("kept")
+
 QUIET = "--skip-tokenizer-init"
-
-
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    with kept_process():
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_config(tmp_path_factory.mktemp("falcon"))
 
 
 @pytest.fixture

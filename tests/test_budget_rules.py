@@ -1,27 +1,17 @@
 """Grid, budget, share and model that do not go together: known in the parent, from config.json alone."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.arguments import kept_process, resolved, write_config
+from tests.support.arguments import resolved
 from tests.support.refusal import ON, refusal
 
 pytest.importorskip("sglang")
 
 from sglang_hybrid.engine import input_rules, rules
 
-
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    with kept_process():
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_config(tmp_path_factory.mktemp("falcon"))
+pytestmark = pytest.mark.usefixtures("kept")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """What `--hybrid-exact` refuses."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.arguments import kept_process, resolved, write_config
+from tests.support.arguments import resolved
 from tests.support.refusal import ON, refusal
 
 pytest.importorskip("sglang")
@@ -12,16 +10,7 @@ pytest.importorskip("sglang")
 from sglang_hybrid.engine import exact_rules, refusals, rules
 from sglang_hybrid.engine.args import settings
 
-
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    with kept_process():
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_config(tmp_path_factory.mktemp("falcon"))
+pytestmark = pytest.mark.usefixtures("kept")
 
 
 EXACT = (*ON, "--hybrid-exact")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.arguments import kept_process, resolved, write_config
+from tests.support.arguments import kept_process, resolved
 
 pytest.importorskip("sglang")
 
@@ -20,11 +20,6 @@ from sglang_hybrid.engine.rules import Refusal
 GIB = 1 << 30
 BEFORE = 4.0
 """GiB free before the weights were loaded."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_config(tmp_path_factory.mktemp("falcon"))
 
 
 @pytest.fixture(scope="module")

@@ -1,30 +1,20 @@
 """Refused for the model, the device or what SGLang derived: known in the parent, before weights load."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_hybrid.cli.demo_families import FAMILIES, DemoFamily
-from tests.support.arguments import kept_process, resolved, view, write_config
+from tests.support.arguments import resolved, view, write_config
 from tests.support.refusal import ON, refusal
 
 pytest.importorskip("sglang")
 
 from sglang_hybrid.engine import input_rules, model_rules, refusals, rules
 
-
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    with kept_process():
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_config(tmp_path_factory.mktemp("falcon"))
+pytestmark = pytest.mark.usefixtures("kept")
 
 
 def test_coarse_slots_need_a_backend_that_indexes_by_token(model: str) -> None:

@@ -2,17 +2,18 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 
-from tests.support.arguments import kept_process, parse, resolved, view, write_config
+from tests.support.arguments import parse, resolved, view
 from tests.support.refusal import ON, refusal
 
 pytest.importorskip("sglang")
 
 from sglang_hybrid.engine import input_rules, model_rules, rules
+
+pytestmark = pytest.mark.usefixtures("kept")
 
 
 class Row(NamedTuple):
@@ -101,17 +102,6 @@ ROWS = (
     Row("--kv-events-config {}", "--kv-events-config {}", "leave it out"),
     Row("--use-ray", "--use-ray", "leave it out"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    with kept_process():
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_config(tmp_path_factory.mktemp("falcon"))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.argv)

@@ -14,11 +14,6 @@ pytest.importorskip("sglang")
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_config(tmp_path_factory.mktemp("falcon"))
-
-
 LAUNCHERS = {
     "launch_server": ["-m", "sglang.launch_server", "--model-path"],
     "serve": [shutil.which("sglang", path=str(Path(sys.executable).parent)) or "sglang", "serve"],
