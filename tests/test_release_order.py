@@ -6,14 +6,13 @@ import pytest
 
 from bench.arms import Arm, Constants, memory, setting, workload
 from bench.release_order import ReleaseOrder
-from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.pools.organization import Need as Pieces
+from sglang_hybrid.pools.organization import Checkpoint, Need
 from sglang_hybrid.radix.live import LIKELY
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.passes import SourcePass
 from sglang_hybrid.simulator.scheduler import Scheduler
-from sglang_hybrid.simulator.setting import SOURCE, Need, Serving
+from sglang_hybrid.simulator.setting import SOURCE, Serving
 
 PAGES = 10
 FEW = replace(Constants(), requests=50)
@@ -57,17 +56,17 @@ def checkpoint_of(node: Node) -> Checkpoint:
 def test_blank_pages_wait_for_their_turn() -> None:
     shelf = Shelf()
     first, second = shelf.leave("a"), shelf.leave("b")
-    assert shelf.order.make_room(Pieces(units=8)) and shelf.is_cached(first)  # never used: before all others
+    assert shelf.order.make_room(Need(units=8)) and shelf.is_cached(first)  # never used: before all others
     units = shelf.memory.allocate_units(8)
     assert units is not None
     for _ in range(2):
         shelf.order.finished(None, None)  # time goes on
     shelf.memory.release_units(units)  # blank from now on, behind the two blocks
-    assert shelf.order.make_room(Pieces(units=1))
+    assert shelf.order.make_room(Need(units=1))
     assert (shelf.is_cached(first), shelf.is_cached(second)) == (False, True)
     assert shelf.memory.unit_pool.free == 9
     shelf.memory.allocate_units(1)  # the page of the first block
-    assert shelf.order.make_room(Pieces(units=1)) and not shelf.is_cached(second)
+    assert shelf.order.make_room(Need(units=1)) and not shelf.is_cached(second)
 
 
 def test_a_hit_puts_a_path_to_the_end_of_the_queue() -> None:
@@ -75,14 +74,14 @@ def test_a_hit_puts_a_path_to_the_end_of_the_queue() -> None:
     first, second = shelf.leave("a"), shelf.leave("b")
     shelf.tree.unlock(shelf.tree.lock(first))
     shelf.order.finished(first, None)
-    assert shelf.order.make_room(Pieces(units=9))
+    assert shelf.order.make_room(Need(units=9))
     assert (shelf.is_cached(first), shelf.is_cached(second)) == (True, False)
 
 
 def test_of_two_released_together_the_checkpoint_goes_first() -> None:
     shelf = Shelf()
     node = shelf.leave("a", checkpoint=True)
-    assert shelf.order.make_room(Pieces(units=9))
+    assert shelf.order.make_room(Need(units=9))
     assert node.checkpoint is None and shelf.is_cached(node) and shelf.order.broken == 0
 
 
@@ -92,11 +91,11 @@ def test_what_is_kept_yields_when_nothing_else_is_left(keep: str) -> None:
     kept = checkpoint_of(shelf.leave("a", checkpoint=True))
     later = shelf.leave("b", checkpoint=True)
     getattr(shelf.order, keep)(kept)
-    assert shelf.order.make_room(Pieces(units=8), LIKELY)
+    assert shelf.order.make_room(Need(units=8), LIKELY)
     assert kept.owner is not None and not shelf.is_cached(later)
-    assert not shelf.order.make_room(Pieces(units=10), LIKELY)
+    assert not shelf.order.make_room(Need(units=10), LIKELY)
     assert kept.owner is not None
-    assert shelf.order.make_room(Pieces(units=10)) and kept.owner is None
+    assert shelf.order.make_room(Need(units=10)) and kept.owner is None
     counts = shelf.order.counts
     assert counts.retained_given_up + counts.pins_given_up == 1
 
@@ -109,7 +108,7 @@ def test_what_is_not_retained_any_more_is_released_then() -> None:
     shelf.order.unretain(kept)  # its producer ends: it is released, and then its KV
     assert isinstance(kept.owner, Node)
     shelf.order.finished(kept.owner, None)
-    shelf.order.make_room(Pieces(units=7))
+    shelf.order.make_room(Need(units=7))
     assert kept.owner is not None and later.owner is None
 
 
@@ -161,7 +160,7 @@ def test_what_is_retained_is_not_free_for_those_who_wait() -> None:
         assert scheduler.step()
     core = scheduler.core
     kept = core.lifetime.kept()
-    rules = SourcePass(core, Need.CHUNK, scheduler.prefilling, scheduler.running)
+    rules = SourcePass(core, scheduler.running)
     whole = core.organization.units_reclaimable() * core.grid
 
     def most_that_fits() -> int:
@@ -169,6 +168,6 @@ def test_what_is_retained_is_not_free_for_those_who_wait() -> None:
         return max(tokens for tokens in range(0, whole, core.grid) if rules.fits(job, 0, tokens))
 
     with_retention = most_that_fits()
-    core.lifetime.kept = lambda: Pieces()  # type: ignore[method-assign]
+    core.lifetime.kept = lambda: Need()  # type: ignore[method-assign]
     pages = kept.units + core.organization.unit_equivalent(kept.checkpoints)
     assert most_that_fits() - with_retention == pages * core.grid > 0

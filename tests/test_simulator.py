@@ -15,14 +15,14 @@ from sglang_hybrid.simulator.outcome import Outcome, Record
 from sglang_hybrid.simulator.request import Request
 from sglang_hybrid.simulator.run import simulate
 from sglang_hybrid.simulator.scheduler import Scheduler
-from sglang_hybrid.simulator.setting import ENGINE, SOURCE, Need, Serving, Setting, Victim
+from sglang_hybrid.simulator.setting import ENGINE, SOURCE, Serving, Setting, Victim
 from tests.core.worlds import GRID, NAMES, World
 
 COST = StepCost(1e12, 1e12, Weights(1e9, 2e9, 1e5), kv_bytes=1e6, state_bytes=1e8, overhead=1e-3)
 SERVINGS = {
     "source": SOURCE,
     "engine": ENGINE,
-    "separate": SOURCE._replace(mixed=False, need=Need.PROMPT, victim=Victim.LEAST, insists=False),
+    "separate": SOURCE._replace(mixed=False, insists=False),
     "unaligned": SOURCE._replace(aligned=False),
 }
 

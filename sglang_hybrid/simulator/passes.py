@@ -6,11 +6,10 @@ import math
 from collections.abc import Collection, Iterable
 
 from sglang_hybrid.geometry import ceil_div
-from sglang_hybrid.pools.organization import Need as Pieces
+from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.job import Job
-from sglang_hybrid.simulator.setting import Need
 
 MOST_EXPECTED = 4096
 """New tokens that SGLang expects at most (`SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION`)."""
@@ -23,10 +22,8 @@ class SourcePass:
     preempts = True
     """A prompt that goes on and finds no memory preempts; otherwise it waits."""
 
-    def __init__(self, core: Core, need: Need, prefilling: Collection[Job], running: Collection[Job]) -> None:
+    def __init__(self, core: Core, running: Collection[Job]) -> None:
         self.core = core
-        self.need = need
-        self.prefilling = prefilling
         self.running = running
         self._units = self._states = 0
         """Promised in this pass."""
@@ -38,15 +35,11 @@ class SourcePass:
     def fits(self, job: Job, start: int, tokens: int) -> bool:
         """Whether a job that starts at depth `start` with a chunk of `tokens` may begin."""
         core = self.core
-        if self.need is Need.PROMPT:
-            end, promised = job.known, sum(core.units_to(other, other.known) for other in self.prefilling)
-        else:
-            end, promised = start + tokens, self._units
-        units = ceil_div(end, core.unit_tokens) - start // core.unit_tokens
-        need = Pieces(units + promised, 1 + self._states + core.live.due)
+        units = ceil_div(start + tokens, core.unit_tokens) - start // core.unit_tokens
+        need = Need(units + self._units, 1 + self._states + core.live.due)
         if self.running:
             kept = core.lifetime.kept()
-            need = need.plus(core.admission.headroom).plus(Pieces(units=kept.units))
+            need = need.plus(core.admission.headroom).plus(Need(units=kept.units))
             need = need.plus(core.organization.displaced(kept.checkpoints))
         return core.organization.could_fit(need)
 
@@ -124,7 +117,7 @@ class EnginePass:
         low, high = 0, ceil_div(max(0, tokens - begun), unit)
         while low < high:
             middle = (low + high + 1) // 2
-            if core.organization.could_fit(Pieces(middle, self.states + core.live.forced)):
+            if core.organization.could_fit(Need(middle, self.states + core.live.forced)):
                 low = middle
             else:
                 high = middle - 1

@@ -90,7 +90,7 @@ class Scheduler:
         if self.serving.need is Need.ANSWER:
             rules = EnginePass(self.core, self.flight.batch(), self.expectation.ratio)
         else:
-            rules = SourcePass(self.core, self.serving.need, self.prefilling, self.running)
+            rules = SourcePass(self.core, self.running)
         chunks = self._go_on(rules)
         going_on = len(chunks)
         left = self._tokens_left(chunks)

@@ -20,12 +20,10 @@ class Need(StrEnum):
 
     CHUNK = "chunk"
     """KV of its first chunk."""
-    PROMPT = "prompt"
-    """KV of its prompt, and of what admitted prompts still lack.  Nothing is expected of answers."""
     ANSWER = "answer"
     """What SGLang with the plugin asks: KV of its prompt and of answers, its own and those of the running, as
     far as they are expected, and room for the checkpoints that the coming forward leaves.  Who finds none
-    keeps the queue waiting until a request leaves; under the others, also until one publishes."""
+    keeps the queue waiting until a request leaves; under the other, also until one publishes."""
 
 
 class Victim(StrEnum):
