@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 import unittest
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from sglang.test.kits import (
 )
 
 from tests.support.park import on
+from tests.support.server import HANG
 from tests.support.witness import Witness
 
 KL = 1e-5
@@ -24,12 +26,14 @@ KL = 1e-5
 
 def drive(witness: Witness, mixin: type, **attributes: Any) -> None:
     """Run every test of a kit's mixin against the server."""
+    kit = sys.modules[mixin.__module__]
     fields = {"base_url": witness.server.url, "process": witness.server.process, **attributes}
     case = type(mixin.__name__, (mixin, unittest.TestCase), fields)
     names = unittest.TestLoader().getTestCaseNames(case)
     assert names
-    for name in names:
-        getattr(case(name), name)()
+    with mock.patch.object(kit, "_REQUEST_TIMEOUT", HANG):
+        for name in names:
+            getattr(case(name), name)()
 
 
 def random_ids(count: int, length: int, seed: int) -> list[list[int]]:
