@@ -224,14 +224,17 @@ class GridRequests(HybridReqToTokenPool):
         self.decode_units = []
         on_grid = starts % self.organization.grid == 0
         leaving = dict(zip(rows[on_grid].tolist(), starts[on_grid].tolist(), strict=True))
-        # Only of this batch: another request's forward may be prepared and not launched yet.
-        settling = self._forked.intersection(rows.tolist()) if self._forked else set()
-        for row in settling.difference(leaving):
+        # Only of this batch: another request's forward may be prepared and not launched yet.  In its order,
+        # so that equal histories give equal evictions, whatever rows they ran in.
+        settling: list[int] = []
+        if self._forked:
+            settling = [row for row in rows.tolist() if row in self._forked and row not in leaving]
+        for row in settling:
             self.live.settle(self.state(row))
         for row, start in leaving.items():
             self.cache.publish_running(self._request(row), start)
             self.live.begin(self.state(row), start, None)
-        changed = [*settling.difference(leaving), *leaving]
+        changed = [*settling, *leaving]
         self._forked.difference_update(changed)
         self._forked.update(row for row in leaving if self.state(row).source is not None)
         self.maps.write(changed, [self.state(row) for row in changed])
