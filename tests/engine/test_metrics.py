@@ -36,8 +36,8 @@ def depth(reply: Reply) -> dict[str, Any]:
 def record_of(witness: Witness, reply: Reply) -> dict[str, Any]:
     """The request's record, once the trace has it."""
     rid = reply.meta["id"]
-    witness.server.wait_until(lambda: rid in trace_of(witness.server), "the request's record")
-    return trace_of(witness.server)[rid]
+    witness.server.wait_until(lambda: rid in trace_of(witness.server, rid), "the request's record")
+    return trace_of(witness.server, rid)[rid]
 
 
 @on("kv256", "s0", "s2", "d0")
@@ -199,19 +199,20 @@ def test_resumes_are_listed(witness: Witness) -> None:
 
 @on("kv256")
 def test_a_preempted_request_that_is_aborted_has_its_record(witness: Witness) -> None:
-    futures = [witness.begin(T(i, 24), 216, rid=f"outgrow-{i}-") for i in (1, 2)]
+    rids = ["outgrow-1-", "outgrow-2-"]
+    futures = [witness.begin(T(1 + i, 24), 216, rid=rid) for i, rid in enumerate(rids)]
     witness.server.wait_until(
         lambda: witness.server.load()[1] == 1 or all(f.done() for f in futures), "a retraction"
     )
-    for i in (1, 2):
-        witness.server.abort(f"outgrow-{i}-")
+    for rid in rids:
+        witness.server.abort(rid)
     reasons = {future.result().reason for future in futures}
     assert reasons == {"abort"}, "INCONCLUSIVE: a request had ended"
-    for i in (1, 2):
+    for rid in rids:
         witness.server.wait_until(
-            lambda i=i: f"outgrow-{i}-" in trace_of(witness.server), "the aborted request's record"
+            lambda rid=rid: rid in trace_of(witness.server, rid), "the aborted request's record"
         )
-        assert trace_of(witness.server)[f"outgrow-{i}-"]["finish"] == "abort"
+        assert trace_of(witness.server, rid)[rid]["finish"] == "abort"
 
 
 @on("kv256")

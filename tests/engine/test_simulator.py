@@ -196,11 +196,9 @@ TOTALS = ("evicted_dead_blocks", "evicted_checkpoints", "checkpoints_published",
 def ends(witness: Witness, prefix: str, count: int) -> list[str]:
     """Ids that begin so, in the order in which their requests ended."""
 
-    def found() -> list[str]:
-        return [rid for rid in trace_of(witness.server) if rid.startswith(prefix)]
-
-    witness.server.wait_until(lambda: len(found()) == count, "the records of the trace")
-    return found()
+    server = witness.server
+    server.wait_until(lambda: len(trace_of(server, prefix)) == count, "the records of the trace")
+    return list(trace_of(server, prefix))
 
 
 @on("tight", "s2")

@@ -48,10 +48,13 @@ def scrape(server: LiveServer) -> Scrape:
     )
 
 
-def trace_of(server: LiveServer) -> dict[str, dict[str, Any]]:
-    """Records of the trace so far by request id; a request has one."""
+def trace_of(server: LiveServer, prefix: str) -> dict[str, dict[str, Any]]:
+    """Records of the trace so far whose request id begins so, by request id; a request has one.
+
+    Other tests of the same server may send one id twice.
+    """
     lines = server.log_path.with_suffix(".jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    records = [record for record in map(json.loads, lines) if record["rid"].startswith(prefix)]
     found = {record["rid"]: record for record in records}
     assert len(found) == len(records), "a request has two records"
     return found
