@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from typing import Any
 
 import requests
 
+from sglang_hybrid.cli.port import free_port
+
 START_SECONDS = 900.0
 """Several may start at once, on two cores."""
 
@@ -23,9 +24,7 @@ class BenchServer:
     """`python -m sglang.launch_server ARGS` on a free loopback port, for the length of a `with` block."""
 
     def __init__(self, args: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.NamedTemporaryFile("w+b", suffix=".log")  # noqa: SIM115 - closed in __exit__
         self._process = subprocess.Popen(

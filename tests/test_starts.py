@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_hybrid.cli.port import free_port
 from tests.support.arguments import plant_plugin, python, write_config
-from tests.support.server import free_port
 
 pytest.importorskip("sglang")
 

@@ -10,8 +10,8 @@ import orjson
 import pytest
 import zmq
 
+from sglang_hybrid.cli.port import free_port
 from sglang_hybrid.engine.trace import FileSink, Trace, open_trace, problem
-from tests.support.server import free_port
 
 
 def wait(true: Callable[[], bool]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from sglang_hybrid.cli.port import free_port
 from sglang_hybrid.cli.verify_compare import Answer
 from sglang_hybrid.cli.verify_runs import Prompt
 
@@ -77,9 +77,7 @@ class Server(Client):
     """`python -m sglang.launch_server` on a free port of the loopback interface; a context manager."""
 
     def __init__(self, args: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         super().__init__(f"http://127.0.0.1:{port}")
         self.args = [*args, "--host", "127.0.0.1", "--port", str(port)]
         self.env = {**os.environ, **(env or {})}

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 
 import requests
 
+from sglang_hybrid.cli.port import free_port
 from tests.support.nursery import Nursery, Nursling
 from tests.support.reply import Reply, replies_of
 
@@ -31,13 +31,6 @@ _PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cac
 
 class ServerDied(AssertionError):
     """The server process ended while a test was talking to it; the message has the end of its log."""
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class LiveServer:
