@@ -190,3 +190,20 @@ def test_without_waiting_all_are_admitted() -> None:
 def offer(req: Any, pools: Pools, adder: GridPrefillAdder) -> AddReqResult:
     req.init_next_round_input(pools.cache)
     return adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+
+
+def test_a_decode_step_lets_go_in_the_order_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in that of rows, which tells who came to which row: equal histories give equal evictions."""
+    pools = Pools(Policy())
+    requests = [request(f"in-order-{index}", f"{index}") for index in range(3)]
+    for req in requests:
+        assert pools.admits(req, pools.adder(chunk=64))
+        pools.prefill(req, PROMPT)
+    rows = [req.kv.req_pool_idx for req in reversed(requests)]
+    settled: list[Any] = []
+    monkeypatch.setattr(pools.cache.live, "settle", settled.append)
+    pools.requests._forked = set(rows)
+    pools.requests.alloc_aux_to_lengths(
+        req_pool_indices_cpu=torch.tensor(rows), target_seq_lens_cpu=torch.full((3,), PROMPT + 1)
+    )
+    assert settled == [pools.requests.state(row) for row in rows]
