@@ -61,10 +61,6 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert path.read_bytes() == b"first\nthird\n"
 
 
-STUCK = 60.0
-"""Seconds that a write takes; whoever waits for one has waited too long."""
-
-
 class Stuck:
     """A disk that does not answer."""
 
@@ -72,7 +68,7 @@ class Stuck:
         self.release = threading.Event()
 
     def write(self, line: bytes) -> bool:
-        return self.release.wait(STUCK)
+        return self.release.wait(10)
 
 
 def test_a_stuck_disk_never_blocks() -> None:
@@ -81,7 +77,7 @@ def test_a_stuck_disk_never_blocks() -> None:
     began = time.monotonic()
     for number in range(1000):
         trace.put({"rid": str(number)})
-    assert time.monotonic() - began < STUCK
+    assert time.monotonic() - began < 1.0
     assert trace.dropped >= 1000 - 8 - 1
     sink.release.set()
     wait(lambda: trace.written + trace.dropped == 1000)

@@ -6,7 +6,7 @@ import pytest
 import requests
 
 from tests.support.park import on
-from tests.support.server import HANG, generate_body
+from tests.support.server import generate_body
 from tests.support.tokens import T
 from tests.support.witness import Witness
 
@@ -33,11 +33,11 @@ def test_abort_in_the_queue(witness: Witness) -> None:
         for name in names:
             witness.server.abort(name)
         for future in waiting:
-            reply = future.result()
+            reply = future.result(10)
             assert reply.reason == "abort" and reply.message, reply
     for i, blocker in enumerate(blockers):
         witness.server.abort(f"blocker-{i}-")
-        assert blocker.result().reason == "abort"
+        assert blocker.result(10).reason == "abort"
     witness.base()
     witness.hit_is(witness.ask(queued(witness, 0)), 4 * witness.G)
 
@@ -46,20 +46,17 @@ def test_abort_in_the_queue(witness: Witness) -> None:
 def test_queue_limit_and_waiting_timeout(witness: Witness) -> None:
     """HB-22 with at most two queued, and with a short waiting timeout: each loser gets its reason."""
     witness.ask(warm(witness))
-    reasons: list[str] = []
     for round_ in range(3):
         blocker = witness.begin(T(9, 12), 3000, rid=f"blocker-{round_}-")
         waiting = [witness.submit(queued(witness, i), 2) for i in range(5)]
-        replies = [future.result() for future in waiting]
+        replies = [future.result(20) for future in waiting]
         assert all(reply.reason in ("abort", "http") and reply.message for reply in replies), replies
-        reasons += [reply.message for reply in replies]
+        full = [reply for reply in replies if "queue is full" in reply.message]
+        late = [reply for reply in replies if "timeout" in reply.message]
+        assert (len(full), len(late)) == (3, 2), replies
         witness.server.abort(f"blocker-{round_}-")
-        assert blocker.result().reason == "abort"
+        assert blocker.result(10).reason == "abort"
         witness.base()
-    # Two a round are queued; a third, too, where the machine is so busy that it comes a second later.
-    full = [reason for reason in reasons if "queue is full" in reason]
-    late = [reason for reason in reasons if "timeout" in reason]
-    assert len(full) + len(late) == 15 and full and len(late) >= 6, reasons
     witness.hit_is(witness.ask(queued(witness, 0)), 4 * witness.G)
 
 
@@ -77,8 +74,8 @@ def test_abort_in_prefill(witness: Witness) -> None:
             pause=0.005,
         )
         witness.server.abort(f"prefill-{round_}-")
-        assert future.result().reason == "abort"
-        done = witness.server.prefilled(mark)
+        assert future.result(30).reason == "abort"
+        done = sum(new for _, new, _ in witness.server.prefill_batches(mark))
         assert done < len(prompt), "INCONCLUSIVE: the prompt was through before the abort"
         witness.base()
         witness.expected.commit(prompt, [0])
@@ -105,7 +102,7 @@ def test_abort_in_decode(witness: Witness) -> None:
 def test_a_client_that_goes_away(witness: Witness) -> None:
     """A broken connection in the middle of a stream counts as an abort."""
     body = generate_body(T(3, 40), 3000, stream=True)
-    with requests.post(witness.server.url + "/generate", json=body, stream=True, timeout=HANG) as answer:
+    with requests.post(witness.server.url + "/generate", json=body, stream=True, timeout=30) as answer:
         next(answer.iter_lines())
     witness.server.wait_idle()
     witness.base()
@@ -119,7 +116,7 @@ def test_abort_everything_at_once(witness: Witness) -> None:
     witness.server.wait_until(lambda: sum(witness.server.load()) == 21, "all to arrive")
     answer = witness.server.request("POST", "/abort_request", json={"abort_all": True})
     assert answer.status_code == 200
-    assert {future.result().reason for future in futures} == {"abort"}
+    assert {future.result(30).reason for future in futures} == {"abort"}
     witness.base()
 
 
@@ -163,7 +160,7 @@ def test_a_storm_of_clients(witness: Witness, seed: int) -> None:
                 future = witness.submit(prompt, 6 + number, rid=rid)
                 if (number + turn) % 3 == 0:
                     witness.server.abort(rid)
-                reply = future.result()
+                reply = future.result(60)
                 if reply.reason == "length":
                     witness.check_output(reply, prompt, 6 + number)
                 else:

@@ -18,9 +18,9 @@ def test_retracted_requests_equal_cold(witness: Witness) -> None:
         )
         late = [(T(5, 9), witness.submit(T(5, 9), 12)), (T(6, 17), witness.submit(T(6, 17), 12))]
         for prompt, future in zip(PROMPTS, running, strict=True):
-            witness.check(future.result(), prompt, 24, exact=False)
+            witness.check(future.result(60), prompt, 24, exact=False)
         for prompt, future in late:
-            witness.check(future.result(), prompt, 12, exact=False)
+            witness.check(future.result(60), prompt, 12, exact=False)
 
 
 @on("forced-retract")

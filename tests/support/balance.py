@@ -9,6 +9,9 @@ from tests.support.server import LiveServer
 STATE_KEY = "hybrid"
 """Key of the plugin's counters in each element of /server_info's `internal_states`."""
 
+ALIVE_WITHIN = 10.0
+"""Seconds in which an idle server must answer a request of five tokens."""
+
 
 @dataclass(frozen=True)
 class Pools:
@@ -62,7 +65,7 @@ def check_base(server: LiveServer, hybrid: bool) -> None:
             f"{now.protected_tokens} tokens are locked on an idle server: {now.raw}"
         )
         assert now.free + now.cached == now.total, f"pages are missing: {now.raw}"
-    reply = server.generate([5, 6, 7, 8, 9], 1)
+    reply = server.generate([5, 6, 7, 8, 9], 1, timeout=ALIVE_WITHIN)
     assert reply.reason == "length" and len(reply.ids) == 1, reply
     server.wait_idle()
     server.check_alive()

@@ -22,8 +22,8 @@ from tests.support.reply import Reply, replies_of
 
 LAUNCHER = "sglang.launch_server"
 START_TIMEOUT = 240.0
-HANG = 300.0
-"""Seconds after which whatever is waited for counts as hung, however busy the machine."""
+REQUEST_TIMEOUT = 120.0
+DRAIN_TIMEOUT = 30.0
 
 _RUNNING = re.compile(r"Prefill batch.*?#new-seq: (\d+), .*?#running-req: (\d+)")
 _PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
@@ -142,7 +142,7 @@ class LiveServer:
     # -- requests ---------------------------------------------------------------------------------
 
     def request(
-        self, method: str, path: str, timeout: float = HANG, **kwargs: Any
+        self, method: str, path: str, timeout: float = REQUEST_TIMEOUT, **kwargs: Any
     ) -> requests.Response:
         """One HTTP request. A dead server raises `ServerDied`; a hung one fails with the end of its log."""
         session = getattr(self._http, "session", None)
@@ -165,7 +165,7 @@ class LiveServer:
                 f"{path} failed with {error!r}; end of the log:\n{self.log_tail()}"
             ) from error
 
-    def post(self, path: str, body: Mapping[str, Any], timeout: float = HANG) -> Any:
+    def post(self, path: str, body: Mapping[str, Any], timeout: float = REQUEST_TIMEOUT) -> Any:
         """The JSON answer to a POST that must succeed."""
         answer = self.request("POST", path, json=dict(body), timeout=timeout)
         assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:2000]}"
@@ -201,7 +201,7 @@ class LiveServer:
         begun = threading.Event()
         future = self._pool.submit(self._generate_streaming, list(input_ids), m, extra, begun)
         future.add_done_callback(lambda _: begun.set())
-        assert begun.wait(HANG), f"no first token; end of the log:\n{self.log_tail()}"
+        assert begun.wait(REQUEST_TIMEOUT), f"no first token; end of the log:\n{self.log_tail()}"
         return future
 
     def _generate_streaming(
@@ -230,7 +230,7 @@ class LiveServer:
 
     def flush(self) -> None:
         """Empty the cache; a busy server refuses, and is then given time to drain."""
-        for patience in (0.0, HANG):
+        for patience in (0.0, DRAIN_TIMEOUT):
             answer = self.request("POST", "/flush_cache", params={"timeout": patience}, timeout=patience + 30)
             if answer.status_code == 200:
                 return
@@ -262,7 +262,7 @@ class LiveServer:
     # -- waiting ----------------------------------------------------------------------------------
 
     def wait_until(
-        self, true: Callable[[], bool], what: str, timeout: float = HANG, pause: float = 0.02
+        self, true: Callable[[], bool], what: str, timeout: float = 30.0, pause: float = 0.02
     ) -> None:
         """Poll; fails with the end of the log when it takes longer than `timeout` seconds."""
         deadline = time.monotonic() + timeout
@@ -278,7 +278,7 @@ class LiveServer:
 
     def wait_idle(self) -> None:
         """Until nothing runs or waits."""
-        self.wait_until(lambda: self.load() == (0, 0), "the server to drain")
+        self.wait_until(lambda: self.load() == (0, 0), "the server to drain", DRAIN_TIMEOUT)
 
 
 def generate_body(input_ids: Sequence[Any], m: int, **extra: Any) -> dict[str, Any]:
