@@ -1,6 +1,7 @@
 # make serve   a server on 127.0.0.1:30000     make serve MODEL=DIR HYBRID=S1 ARGS="--hybrid-grid 64"
 # make gpu     the kernels' tables on a GPU, then their bench
-# make test    ruff, mypy and every test       make test TESTS=tests/engine PYTEST="-x -k chat"
+# make test    ruff, mypy and every short test make test TESTS=tests/engine PYTEST="-x -k chat"
+# make test-all   the same and the tests that are marked long
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 HYBRID ?= S1
@@ -17,11 +18,11 @@ WORKERS ?= 2
 STAMP := $(VENV)/.sglang-hybrid-$(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-16)
 BIN   := $(VENV)/bin
 
-.PHONY: help venv serve test lint types tests gpu clean
+.PHONY: help venv serve test test-all lint types tests gpu clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,4s/^# //p' Makefile
 
 venv: $(STAMP)
 
@@ -66,6 +67,9 @@ test: $(STAMP)
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory types
 	$(MAKE) --no-print-directory tests
+
+test-all: $(STAMP)
+	$(MAKE) --no-print-directory test PYTEST="--long $(PYTEST)"
 
 gpu: $(STAMP)
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
