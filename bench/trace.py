@@ -16,8 +16,8 @@ from typing import NamedTuple
 HASHED_TOKENS = 512
 """Tokens behind one of the trace's ids."""
 
-DEFAULT_TRACE = Path(__file__).resolve().parents[2] / "shared" / "data" / "mooncake_conversation.jsonl"
-"""Beside the checkout; `--trace` names another."""
+DEFAULT_TRACE = Path(__file__).with_name("data") / "mooncake_conversation.jsonl"
+"""In the checkout; `--trace` names another."""
 
 CONTEXT_LIMIT = 8192
 MOST_NEW_TOKENS = 1024

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from bench.capacity import KINDS, composites, measure, serve
 from bench.overhead import COMMON, OPERATIONS
 from bench.overhead import measure as measure_overhead
-from bench.trace import DEFAULT_TRACE, Request, clairvoyant, load, reuse
+from bench.trace import Request, clairvoyant, load, reuse
 from sglang_hybrid.pools.factory import ORGANIZATIONS
 
 BUDGETS = (100, 254)
@@ -58,7 +58,6 @@ def test_no_order_serves_more_than_the_future_allows(capacity: dict[str, dict]) 
         assert max(served["lru"], served["ours"]) <= capacity["clairvoyant"][pages] <= endless
 
 
-@pytest.mark.skipif(not DEFAULT_TRACE.is_file(), reason="the public trace is not beside the checkout")
 def test_our_order_serves_more_of_the_public_trace_than_plain_lru() -> None:
     requests = load(most=300)
     ours, lru = (

@@ -17,12 +17,8 @@ from bench.retention import (
     retention,
     run_one,
 )
-from bench.trace import DEFAULT_TRACE, load
+from bench.trace import load
 from sglang_hybrid.pools.factory import ORGANIZATIONS
-
-needs_trace = pytest.mark.skipif(
-    not DEFAULT_TRACE.is_file(), reason="the public trace is not beside the checkout"
-)
 
 
 def test_equal_counts_fall_and_a_rise_does_not() -> None:
@@ -53,7 +49,6 @@ def test_effects_are_those_of_pairs() -> None:
     assert set(results) <= set(all_runs()) and len(all_runs()) == len(set(all_runs()))
 
 
-@needs_trace
 @pytest.mark.parametrize("name", ORGANIZATIONS)
 def test_every_organization_preempts_and_headroom_ends_it(name: str) -> None:
     runs, window = held_back("source", name), load(most=250)
@@ -61,7 +56,6 @@ def test_every_organization_preempts_and_headroom_ends_it(name: str) -> None:
     assert without.preemptions > 0 == most.preemptions
 
 
-@needs_trace
 def test_retention_changes_something_if_texts_are_shared() -> None:
     window = load(most=250)
     for isolate in (False, True):

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from bench.trace import DEFAULT_TRACE
 from bench.workloads import (
     Agents,
     Lognormal,
@@ -205,7 +204,6 @@ def test_a_mooncake_line_is_one_request(tmp_path: Path) -> None:
     assert r_max(again, 512) == [0, 512, 0, 512, 0], "what comes again shares nothing with what was"
 
 
-@pytest.mark.skipif(not DEFAULT_TRACE.is_file(), reason="the public trace is not beside the checkout")
 def test_the_public_trace() -> None:
     requests = list(mooncake(count=300))
     assert len(requests) == 300 and all(one.prompt + one.new <= 8192 for one in requests)
