@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "sglang_hybrid", source / "sglang_hybrid", ignore=ignore)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, source)
     run(
@@ -53,9 +53,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_holds_every_module(wheel: Path) -> None:
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    names = zipfile.ZipFile(wheel).namelist()
+    packed = {name for name in names if name.endswith(".py")}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sglang_hybrid").rglob("*.py")}
     assert packed == modules
+    assert "sglang_hybrid/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_wheel_works_in_another_environment(wheel: Path, tmp_path: Path) -> None:
