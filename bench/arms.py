@@ -41,7 +41,7 @@ MEAN_INPUT = 3332
 
 @dataclass(frozen=True)
 class Constants:
-    """What the source leaves open; the defaults are SIMULATION.md's set X, but for the step's budget."""
+    """What the source leaves open; the defaults were fitted by a prototype, but for the step's budget."""
 
     requests: int = 280
     """Requests a run."""

@@ -13,7 +13,7 @@ BLOCK_TOKENS = 512
 """A composite's attention block, whatever the organization's own grid."""
 
 COMPOSITE = Need(units=16, checkpoints=4)
-"""The source's example: 16 attention blocks and 4 checkpoints (PAPER.md, Allocation arithmetic)."""
+"""The source's example: 16 attention blocks and 4 checkpoints (docs/paper.md, Allocation arithmetic)."""
 
 
 class Holding:

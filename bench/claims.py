@@ -1,4 +1,4 @@
-"""The 29 comparisons of sign and order in the source's claims C1 to C11 (PAPER.md), as data.
+"""The 29 comparisons of sign and order in the source's claims C1 to C11 (docs/paper.md), as data.
 
 A comparison is one or several *parts*: an effect, one number a seed, and the range that its mean must lie in.
 It holds when all do.  It is *weak* when the interval of one is not inside its range, and *trivial* when it

@@ -1,4 +1,4 @@
-"""Bytes of a hybrid model's state, per layer and rank (PAPER.md, Geometry; DESIGN.md, Page format).
+"""Bytes of a hybrid model's state, per layer and rank (docs/paper.md, Geometry).
 
 Pure arithmetic over ints.  `ModelGeometry` says what one token and one checkpoint of a model
 weigh; `PageGeometry` says how a page size cuts a checkpoint into member pages and a conv line.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_GRID = 512
-"""Tokens between two boundaries; inherited by the source, not tuned (PAPER.md, Geometry)."""
+"""Tokens between two boundaries; inherited by the source, not tuned (docs/paper.md, Geometry)."""
 
 UNIT_TOKENS = 16
 """Tokens of D0's attention unit."""
@@ -181,7 +181,7 @@ def conv_slot_bytes(model: ModelGeometry, *, tight: bool = False) -> int:
 
 
 def packs_conv(slot_bytes: int, page_bytes: int) -> bool:
-    """Packing pays only when a slot is at most a quarter of a page (DESIGN.md, Page format)."""
+    """Packing pays only when a slot is at most a quarter of a page (docs/architecture.md, Page format)."""
     return 4 * slot_bytes <= page_bytes
 
 

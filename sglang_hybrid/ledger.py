@@ -1,6 +1,6 @@
-"""What a demand costs in each organization, where the bytes go, and what a budget holds (PAPER.md).
+"""What a demand costs in each organization, where the bytes go, and what a budget holds (docs/paper.md).
 
-Bytes are those of one arena of one rank (DESIGN.md, Page format; Falcon-H1: one layer), except in
+Bytes are those of one arena of one rank (docs/architecture.md, Page format; Falcon-H1: one layer), except in
 `Capacity`, whose bytes are those of all arenas of the rank, as `--hybrid-budget-bytes` is.  Page
 sizes, members, slots and splits come from `geometry`, where the pools take them from too.
 """

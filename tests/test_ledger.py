@@ -1,4 +1,4 @@
-"""The ledger: PAPER.md's figures, and the pools' own arithmetic."""
+"""The ledger: docs/paper.md's figures, and the pools' own arithmetic."""
 
 import json
 import subprocess

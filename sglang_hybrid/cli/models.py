@@ -147,7 +147,7 @@ PUBLIC: dict[str, PublicModel] = {
     "falcon-h1-3b": PublicModel(
         "tiiuae/Falcon-H1-3B-Instruct", _falcon(32, 10, 2, 128, 32, 128, 256, 1, 128), (CONFIG, DOCS)
     ),
-    # The source's model.  Its chunk of 256, and so D0's grid of 1792, is the source's figure (PAPER.md);
+    # The source's model.  Its chunk of 256, and so D0's grid of 1792, is the source's figure (docs/paper.md);
     # the one public copy of this config that names a chunk has 128, which would make 1664.
     "falcon-h1-7b": PublicModel(
         "tiiuae/Falcon-H1-7B-Instruct",

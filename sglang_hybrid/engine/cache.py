@@ -89,7 +89,7 @@ class GridPrefixCache(BasePrefixCache):
     # -- match and adopt --------------------------------------------------------------------
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Joint match (DESIGN.md, Lookup); no side effects, SGLang calls it once a pass and request."""
+        """Joint match (docs/architecture.md); no side effects, SGLang calls it once a pass and request."""
         key = params.key
         namespace = (key.extra_key, key.cache_salt)
         view = memoryview(key.token_ids).cast("B") if key.token_ids else b""

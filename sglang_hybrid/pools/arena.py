@@ -1,7 +1,7 @@
 """The tensors behind an organization: one raw buffer an attention layer, and typed windows on it.
 
 The only module of `pools/` that imports torch.  An arena belongs to one attention layer and also
-holds the recurrent layers dealt to it, stripe by stripe (DESIGN.md, Page format).
+holds the recurrent layers dealt to it, stripe by stripe (docs/architecture.md, Page format).
 """
 
 from __future__ import annotations

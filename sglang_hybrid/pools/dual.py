@@ -1,4 +1,4 @@
-"""D0: native dual pools, 16-token attention units and whole checkpoints (PAPER.md)."""
+"""D0: native dual pools, 16-token attention units and whole checkpoints (docs/paper.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of one pool: who holds them, who wants them, what depends on them (DESIGN.md, Ownership).
+"""Pages of one pool: who holds them, who wants them, what depends on them (docs/architecture.md).
 
 Two counts decide a page's state.  *References* are execution references: a running forward may
 read or write the page.  *Wanted* counts the lookup's entries on it.  A page with neither is free.

@@ -1,4 +1,4 @@
-"""Reclaim of a page as a transaction: invalidate first, free last (PAPER.md, Ownership).
+"""Reclaim of a page as a transaction: invalidate first, free last (docs/paper.md, Ownership rules).
 
 Five steps, each idempotent, so that an interrupted reclaim is resumed by `advance` and never
 leaves an entry that can be found but not used.  Until it is done its pool keeps it in `reclaims`.

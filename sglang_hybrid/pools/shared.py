@@ -1,4 +1,4 @@
-"""S0, S1 and S2: one pool of equal pages for attention and recurrent state (PAPER.md)."""
+"""S0, S1 and S2: one pool of equal pages for attention and recurrent state (docs/paper.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conv lines in slots of slab pages: `line = slots_per_page * page + slot` (PAPER.md, S2).
+"""Conv lines in slots of slab pages: `line = slots_per_page * page + slot` (docs/paper.md, S2).
 
 That is where a slot divides its page.  A tight slot, or one of a page that is no power of two, does not, and
 lines of two pages are no whole slots apart: they are counted in the largest unit of bytes that divides both,

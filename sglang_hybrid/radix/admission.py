@@ -1,4 +1,4 @@
-"""When a waiting request may begin: its own need, what is kept for others, and the headroom (PAPER.md).
+"""When a waiting request may begin: its own need, what is kept for others, and the headroom (docs/paper.md).
 
 The need that must be met is what a lone request cannot do without.  While others run, more is asked: room
 for the checkpoints that its prefill leaves, for the step that leaves a boundary, for what retention and

@@ -1,4 +1,4 @@
-"""How deep a prompt could have been reused, and why it was not (DESIGN.md, Lookup).
+"""How deep a prompt could have been reused, and why it was not (docs/architecture.md).
 
 What requests once computed is remembered after it has left memory, by fingerprint and without any
 token: for each boundary whether a checkpoint was taken there, and in eighths of a grid step how far

@@ -1,4 +1,4 @@
-"""Which cached state goes first (DESIGN.md, Lookup).
+"""Which cached state goes first (docs/architecture.md).
 
 Dead halves go before anything useful: KV that no checkpoint at or below it can use.  Then the
 checkpoint that is least likely to be used again; its block becomes a dead half when nothing below

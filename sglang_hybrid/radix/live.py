@@ -1,4 +1,4 @@
-"""Running requests: their live state, forks at boundaries, and what they publish (DESIGN.md).
+"""Running requests: their live state, forks at boundaries, and what they publish (docs/architecture.md).
 
 A forward reads a request's state from *source* pages and writes it to *live* pages.  Leaving a
 boundary, or starting from a hit, the two differ and the old pages stay behind as the checkpoint;

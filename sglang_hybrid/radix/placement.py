@@ -1,4 +1,4 @@
-"""At which boundaries a request leaves a checkpoint (DESIGN.md, Lookup): `--hybrid-checkpoints`.
+"""At which boundaries a request leaves a checkpoint (docs/architecture.md): `--hybrid-checkpoints`.
 
 Whatever the placement, the deepest boundary of a prompt has a checkpoint, and so has the place where it
 leaves what the tree knew already: there the next prompt is likely to begin.  Of an answer, the deepest

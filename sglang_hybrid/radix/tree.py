@@ -1,4 +1,4 @@
-"""The grid tree: attention blocks and checkpoints by prefix (DESIGN.md, Lookup).
+"""The grid tree: attention blocks and checkpoints by prefix (docs/architecture.md).
 
 A node stands for a run of attention blocks and may carry the checkpoint of the boundary at its end.
 The joint match asks for both: KV of the whole path, which every node has by construction, and a

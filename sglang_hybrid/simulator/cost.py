@@ -9,7 +9,7 @@ from sglang_hybrid.geometry import ModelGeometry
 from sglang_hybrid.simulator.devices import Device
 
 COMPUTE_PART, BANDWIDTH_PART = 0.54, 0.9
-"""Parts of a device's peaks that serving reaches, as SIMULATION.md's set X fits them to an A100."""
+"""Parts of a device's peaks that serving reaches, fitted to the paper's A100."""
 
 OVERHEAD = 2e-3
 """Seconds of a step beside its kernels, from there too."""

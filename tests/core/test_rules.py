@@ -1,4 +1,4 @@
-"""What a request finds, keeps and hands over.  Each test is one rule of DESIGN.md."""
+"""What a request finds, keeps and hands over.  Each test is one rule of docs/architecture.md."""
 
 from unittest.mock import patch
 

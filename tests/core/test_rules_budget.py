@@ -1,4 +1,4 @@
-"""What a byte budget becomes, what is refused and how, and the source's arithmetic (PAPER.md)."""
+"""What a byte budget becomes, what is refused and how, and the source's arithmetic (docs/paper.md)."""
 
 import copy
 import random

@@ -1,4 +1,4 @@
-"""What goes first when memory is short, and what stays.  Each test is one rule of DESIGN.md, Lookup."""
+"""What goes first when memory is short, and what stays.  Each test is one rule of docs/architecture.md."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reclaim as a transaction, slabs, allocation.  Each test is one rule of PAPER.md, Ownership."""
+"""Reclaim as a transaction, slabs, allocation.  Each test is one rule of docs/paper.md, Ownership rules."""
 
 import pytest
 

@@ -33,7 +33,7 @@ SSM_ONLY = ModelGeometry((0,), (0,), kv_row_bytes=8, ssm_rows=5, ssm_row_bytes=8
 FALCON_7B = ModelGeometry(
     tuple(range(44)), tuple(range(44)), kv_row_bytes=1024, ssm_rows=3072, ssm_row_bytes=512, conv_bytes=21504
 )
-"""Falcon-H1-7B-Instruct, bf16: 1536 KiB SSM and 21 KiB conv a layer (PAPER.md, Geometry)."""
+"""Falcon-H1-7B-Instruct, bf16: 1536 KiB SSM and 21 KiB conv a layer (docs/paper.md, Geometry)."""
 
 
 @dataclass(frozen=True)

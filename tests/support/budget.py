@@ -66,7 +66,7 @@ class StateBytes:
         return -(-self.ssm_rows // (self.page(grid) // self.ssm_row)) + 1
 
     def pages(self, grid: int, tokens: int, spare: int, running: int) -> int:
-        """Pages for K tokens, `spare` checkpoints and R live states (CASES.md: K, spare, R)."""
+        """Pages for K tokens, `spare` checkpoints and R live states (docs/cases.md: K, spare, R)."""
         return -(-tokens // grid) + (spare + running) * self.w(grid)
 
     def pools(self, organization: str, grid: int, budget: int, share: float | None) -> list[tuple[int, int]]:

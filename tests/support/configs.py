@@ -42,7 +42,7 @@ RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
 
 @dataclass(frozen=True)
 class Memory:
-    """A budget in the words of CASES.md: K tokens, `spare` cached checkpoints, beside R live states."""
+    """A budget in the words of docs/cases.md: K tokens, `spare` cached checkpoints, beside R live states."""
 
     tokens: int = 8192
     spare: int = 512
