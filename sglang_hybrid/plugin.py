@@ -30,6 +30,7 @@ def register() -> None:
 
     # Nothing is accepted from the command line before the steps that check it are in place.
     register_resolution_hook("handle_missing_default_values")(resolve.derive)
+    register_resolution_hook("handle_attention_backend_compatibility")(resolve.adapt)
     register_resolution_hook("handle_other_validations")(resolve.validate)
     _attempt("tree factory", _register_tree)
     _attempt("hooks", _register_hooks)

@@ -1,6 +1,7 @@
-"""Two steps of SGLang's argument resolution, wrapped: derive what the hybrid memory needs, then refuse.
+"""Three steps of SGLang's argument resolution, wrapped: derive what the hybrid memory needs from the user's
+input, adapt it to model and device, then refuse.
 
-Registered by `plugin.py` with `sglang.srt.arg_groups.resolution_hooks.register_resolution_hook`; both
+Registered by `plugin.py` with `sglang.srt.arg_groups.resolution_hooks.register_resolution_hook`; all
 run in the parent, once, before a child is started or a weight is read.
 """
 
@@ -19,6 +20,7 @@ from sglang_hybrid.engine.args import (
     organization,
     page_size_for,
 )
+from sglang_hybrid.engine.attention_choice import choose_attention
 
 SOURCE = "sglang_hybrid"
 Step = Callable[[Any], None]
@@ -69,6 +71,23 @@ def derive(server_args: Any, previous: Step) -> None:
     )
     # Now for what the user gave, since the memory heuristic reads it; SGLang's default follows later.
     _fit_chunk(server_args)
+
+
+def adapt(server_args: Any, previous: Step) -> None:
+    """Step `handle_attention_backend_compatibility`: what follows from the model and the device.
+
+    SGLang's overrides for single models have spoken, and it has not yet acted on an attention backend.
+    """
+    if organization(server_args) is not None:
+        from sglang.srt.arg_groups.overrides import declare_resolution
+
+        facts = rules.Facts(server_args)
+        declared: dict[str, Any] = dict(choose_attention(facts))
+        if facts.given("page_size") is None:
+            # A model's override may have set the page that its own default backend wants.
+            declared["page_size"] = page_size_for(facts.mem, facts.now("hybrid_grid"))
+        declare_resolution(server_args, SOURCE, **declared)
+    previous(server_args)
 
 
 def validate(server_args: Any, previous: Step) -> None:

@@ -18,6 +18,11 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam("sglang.srt.arg_groups.arg_utils:NS", "path"),
     Seam("sglang.srt.arg_groups.mamba_hook:validate_mamba_no_buffer", "view model_arch"),
+    Seam(
+        "sglang.srt.arg_groups.model_override_base:get_default_attn_backend",
+        "server_args use_mla_backend model_config",
+    ),
+    Seam("sglang.srt.arg_groups.model_override_base:use_mla_backend", "server_args"),
     Seam("sglang.srt.arg_groups.overrides:attention_backends_of", "cfg"),
     Seam("sglang.srt.arg_groups.overrides:declare_resolution", "server_args source fields"),
     Seam("sglang.srt.arg_groups.overrides:model_config_of", "server_args"),
