@@ -216,7 +216,7 @@ def preparing(states: dict[int, Any]) -> tuple[GridRequests, list[int]]:
     requests = object.__new__(GridRequests)
     requests.organization = SimpleNamespace(grid=8)
     requests.maps = PageMaps(64, 3, "meta")
-    requests.decode_units, requests._forked = [], set()
+    requests.decode_units, requests._forked, requests._unwritten = [], set(), set()
     requests.state = states.__getitem__
     requests._request = lambda row: row
     requests.cache = SimpleNamespace(publish_running=lambda row, start: published.append(row))

@@ -113,14 +113,16 @@ class PageMapMetadata:
         starts = [0]
         for length in lengths:
             starts.append(starts[-1] + length)
-        segments = kernels.plan_segments(starts, begins, requests.organization.grid, device=self.device)
+        cut = kernels.cut_segments(starts, begins, requests.organization.grid)
         states = [requests.state(row) for row in rows.tolist()]
         planned: list[dict[int, Checkpoint | None]] = [dict(state.boundaries) for state in states]
         for state, depths, begin, length in zip(states, planned, begins, lengths, strict=True):
             depths[begin + length] = state.live
-        src_pages, src_lines = maps.rows_of(
-            [(s.source or s.live) if begin else None for s, begin in zip(states, begins, strict=True)]
-        )
+        sources = [(s.source or s.live) if begin else None for s, begin in zip(states, begins, strict=True)]
         # A boundary that found no memory has no destination: its emission goes nowhere.
-        dst_pages, dst_lines = maps.rows_of([planned[seq].get(end) for seq, end in segments.emissions])
-        return ExtendMaps(segments, src_pages, src_lines, dst_pages, dst_lines)
+        targets = [planned[seq].get(end) for seq, end in cut.emissions]
+        columns = [column for one in (*sources, *targets) for column in maps.columns(one)]
+        segments, (packed,) = cut.on(self.device, columns)
+        packed = packed.to(torch.int32).view(-1, maps.members + 1)
+        src, dst = torch.split(packed, [len(sources), len(targets)])
+        return ExtendMaps(segments, src[:, :-1], src[:, -1], dst[:, :-1], dst[:, -1])

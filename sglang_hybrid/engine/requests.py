@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool, ReqToTokenPool
 
+from sglang_hybrid.kernels import upload
 from sglang_hybrid.pools.arena import Arenas
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.views import NO_LINE, SINK_PAGE
@@ -42,26 +43,25 @@ class PageMaps:
         self.src_lines = torch.full((rows,), NO_LINE, dtype=torch.int32, device=device)
         self.dst_lines = torch.full((rows,), SINK_PAGE, dtype=torch.int32, device=device)
 
-    def columns(self, checkpoint: Checkpoint | None) -> tuple[Sequence[int], int]:
-        """(member pages, conv line) of a checkpoint; the sentinels for none."""
+    def columns(self, checkpoint: Checkpoint | None) -> Sequence[int]:
+        """Member pages and conv line of a checkpoint, `members + 1` ints; the sentinels for none."""
         if checkpoint is None:
-            return (NO_LINE,) * self.members, NO_LINE
-        return checkpoint.members or (checkpoint.pages[0],), checkpoint.line
-
-    def rows_of(self, checkpoints: Sequence[Checkpoint | None]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pages `[n, members]` and lines `[n]` on the device."""
-        columns = [self.columns(checkpoint) for checkpoint in checkpoints]
-        packed = torch.tensor([[*pages, line] for pages, line in columns], dtype=torch.int32)
-        packed = packed.view(-1, self.members + 1).to(self.device, non_blocking=True)
-        return packed[:, :-1], packed[:, -1]
+            return (NO_LINE,) * (self.members + 1)
+        return (*(checkpoint.members or (checkpoint.pages[0],)), checkpoint.line)
 
     def write(self, rows: Sequence[int], states: Sequence[LiveState]) -> None:
-        """Refresh the given rows: O(changed requests)."""
+        """Refresh the given rows: O(changed requests), one copy to the device."""
         if not rows:
             return
-        index = torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)
-        self.src_pages[index], self.src_lines[index] = self.rows_of([s.source or s.live for s in states])
-        self.dst_pages[index], self.dst_lines[index] = self.rows_of([s.live for s in states])
+        packed = [
+            (row, *self.columns(state.source or state.live), *self.columns(state.live))
+            for row, state in zip(rows, states, strict=True)
+        ]
+        table = upload(torch.tensor(packed, dtype=torch.int32), self.device)
+        index, src, dst = torch.split(table, [1, self.members + 1, self.members + 1], 1)
+        index = index[:, 0].long()
+        self.src_pages[index], self.src_lines[index] = src[:, :-1], src[:, -1]
+        self.dst_pages[index], self.dst_lines[index] = dst[:, :-1], dst[:, -1]
 
 
 class CheckpointCount:
@@ -160,6 +160,8 @@ class GridRequests(HybridReqToTokenPool):
         self._preparing: list[Req] | None = None
         self._forked: set[int] = set()
         """Rows whose source still differs from their live state."""
+        self._unwritten: set[int] = set()
+        """Rows whose maps no decode step has needed yet: a prefill takes its own from the states."""
         self.decode_units: list[tuple[int, int]] = []
         """(position in the batch, new unit) of the decode step in preparation."""
 
@@ -216,7 +218,7 @@ class GridRequests(HybridReqToTokenPool):
         for req, state, end in zip(reqs, states, ends, strict=True):
             self.live.extend(state, req.prefix_len, end)
         self._forked.update(row for row, state in zip(rows, states, strict=True) if state.source is not None)
-        self.maps.write(rows, states)
+        self._unwritten.update(rows)
 
     def _prepare_decode(self, rows: torch.Tensor, starts: torch.Tensor) -> None:
         for position, unit in self.decode_units:
@@ -237,6 +239,11 @@ class GridRequests(HybridReqToTokenPool):
         changed = [*settling, *leaving]
         self._forked.difference_update(changed)
         self._forked.update(row for row in leaving if self.state(row).source is not None)
+        self._unwritten.difference_update(changed)
+        if self._unwritten:
+            unwritten = [row for row in rows.tolist() if row in self._unwritten]
+            self._unwritten.difference_update(unwritten)
+            changed += unwritten
         self.maps.write(changed, [self.state(row) for row in changed])
 
     def free(self, req: Req) -> None:
@@ -249,6 +256,7 @@ class GridRequests(HybridReqToTokenPool):
             self.cache.reuse.left(req)
         self.states_by_row[row] = self._requests[row] = None
         self._forked.discard(row)
+        self._unwritten.discard(row)
         super().free(req)
 
     def clear(self) -> None:
@@ -257,7 +265,7 @@ class GridRequests(HybridReqToTokenPool):
         ReqToTokenPool.clear(self)
         self.states_by_row = [None] * len(self.states_by_row)
         self._requests = [None] * len(self._requests)
-        self._forked = set()
+        self._forked, self._unwritten = set(), set()
 
     # -- readers ----------------------------------------------------------------------------
 

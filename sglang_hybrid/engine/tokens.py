@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
 from sglang_hybrid.engine.admission import GridPrefillBudget, most_new_tokens
 from sglang_hybrid.geometry import ceil_div
+from sglang_hybrid.kernels import upload
 from sglang_hybrid.pools.organization import Need, Organization
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class GridTokens(PagedTokenToKVPoolAllocator):
     def slots_of(self, units: Sequence[int]) -> torch.Tensor:
         """All slots of these units in order, `[len(units) * unit_tokens]` int64 on the device."""
         first = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
-        return (first[:, None] + self._offsets).view(-1).to(self.device, non_blocking=True)
+        return upload((first[:, None] + self._offsets).view(-1), self.device)
 
     def _take(self, count: int) -> list[int] | None:
         if not self.cache.lifetime.make_room(Need(units=count)):
@@ -93,16 +94,22 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         fresh = self._take(sum(wanted))
         if fresh is None:
             return None
-        parts = []
-        taken = 0
-        for state, start, end, count in zip(states, prefix_lens_cpu.tolist(), ends, wanted, strict=True):
+        units: list[int] = []
+        shifts: list[int] = []
+        taken = tokens = 0
+        starts = prefix_lens_cpu.tolist()
+        for state, start, end, count in zip(states, starts, ends, wanted, strict=True):
             state.units += fresh[taken : taken + count]
             taken += count
             first = start // unit_tokens
-            units = torch.tensor(state.units[first : ceil_div(end, unit_tokens)], dtype=torch.int64)
-            slots = (units[:, None] * self.organization.slots_per_unit + self._offsets).view(-1)
-            parts.append(slots[start - first * unit_tokens : end - first * unit_tokens])
-        return torch.cat(parts).to(self.device, non_blocking=True)
+            # From a token's place in the batch to its place in the units of the batch, end to end.
+            shifts.append((len(units) - first) * unit_tokens + start - tokens)
+            tokens += end - start
+            units += state.units[first : ceil_div(end, unit_tokens)]
+        first_slots = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
+        shift = torch.tensor(shifts, dtype=torch.int64)
+        place = torch.arange(tokens) + shift.repeat_interleave(seq_lens_cpu - prefix_lens_cpu)
+        return upload((first_slots[:, None] + self._offsets).view(-1)[place], self.device)
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
@@ -117,7 +124,8 @@ class GridTokens(PagedTokenToKVPoolAllocator):
             return None
         self.requests.decode_units = list(zip(crossing.tolist(), units, strict=True))
         first = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
-        out[crossing.to(self.device, non_blocking=True)] = first.to(self.device, non_blocking=True)
+        position, slot = upload(torch.stack([crossing, first]), self.device)
+        out[position] = slot
         return out
 
     def free(self, free_index: torch.Tensor) -> None:

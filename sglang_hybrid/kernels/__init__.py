@@ -22,7 +22,7 @@ from sglang_hybrid.kernels.dispatch import ROUTES, Route, choose, why_not
 from sglang_hybrid.kernels.paged_conv import paged_conv
 from sglang_hybrid.kernels.paged_delta_scan import paged_delta_scan
 from sglang_hybrid.kernels.paged_scan import paged_scan
-from sglang_hybrid.kernels.segments import Segments, choose_chunk, plan_segments
+from sglang_hybrid.kernels.segments import Segments, choose_chunk, cut_segments, plan_segments
 from sglang_hybrid.kernels.ssd_scan import ssd_scan
 from sglang_hybrid.kernels.state_io import (
     member_runs,
@@ -32,6 +32,7 @@ from sglang_hybrid.kernels.state_io import (
     write_windows,
 )
 from sglang_hybrid.kernels.state_update import state_update
+from sglang_hybrid.kernels.upload import upload, upload_lists
 
 __all__ = [
     "ROUTES",
@@ -46,6 +47,7 @@ __all__ = [
     "choose_chunk",
     "conv_update",
     "copy_checkpoints",
+    "cut_segments",
     "fill_checkpoints",
     "delta_scan",
     "delta_update",
@@ -59,6 +61,8 @@ __all__ = [
     "read_windows",
     "ssd_scan",
     "state_update",
+    "upload",
+    "upload_lists",
     "why_not",
     "write_states",
     "write_windows",

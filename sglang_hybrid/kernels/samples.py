@@ -182,7 +182,7 @@ def delta_scan_sample(
     floor = (1 + len(segments.emissions)) * mixer.inner * mixer.size * dtype.itemsize
     handed = systems.args["systems"]
     if parts:
-        used = sum(-(-length // handed.shape[-1]) for length in segments.piece_mask.sum(1).tolist())
+        used = sum(-(-length // handed.shape[-1]) for length in segments.piece_length.tolist())
         return Sample(systems, (handed,), handed[:used].nbytes)
     handed.zero_()
     scan.args["factors"].zero_()

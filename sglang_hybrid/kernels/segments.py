@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 
 from sglang_hybrid.kernels.checks import KernelError
+from sglang_hybrid.kernels.upload import upload_lists
 
 MAX_CHUNK = 64
 """Longest piece.  The scan's work inside a piece is quadratic; longer ones gain nothing on a CPU."""
@@ -34,61 +35,167 @@ def choose_chunk(grid: int | None, limit: int = MAX_CHUNK) -> int:
 
 @dataclass(frozen=True)
 class Segments:
-    """Index tensors of one ragged batch: T tokens, S sequences, Q pieces of L slots, K emissions.
+    """Index tensors of one ragged batch: T tokens, S sequences, Q pieces of at most L tokens, K emissions.
 
     An emission is a state to hand out: at every boundary an extend passes or ends on, and at the
     end of every extend.  Emissions are ordered by sequence, then by position, so the last one of
     sequence b (`last_emission[b]`) is always its end.  "Flat" counts tokens of the batch.
+
+    The fields come to the device in one copy; they are what the Triton kernels read.  What the torch route
+    needs besides is derived on the device when it is first asked for.  All tensors are int64, masks bool.
     """
 
     chunk: int
+    """L, the most tokens of a piece."""
     grid: int | None
     tokens: int
     sequences: int
-    token_seq: torch.Tensor
-    """[T] sequence of a token."""
-    token_position: torch.Tensor
-    """[T] absolute position of a token."""
-    token_slot: torch.Tensor
-    """[T] place of a token in the padded [Q * L] pieces."""
-    piece_tokens: torch.Tensor
-    """[Q, L] flat index of the token in a slot; 0 where the slot is padding."""
-    piece_mask: torch.Tensor
-    """[Q, L] bool, true where the slot holds a token."""
     seq_flat_start: torch.Tensor
     """[S] flat index of the first token of a sequence."""
-    piece_seq: torch.Tensor
-    """[Q] sequence of a piece."""
+    seq_length: torch.Tensor
+    """[S] tokens of a sequence."""
     first_piece: torch.Tensor
     """[S] first piece of a sequence; the pieces of a sequence follow each other."""
-    piece_starts_seq: torch.Tensor
-    """[Q] bool, the piece is the first of its sequence."""
+    last_emission: torch.Tensor
+    """[S] emission at the end of a sequence."""
+    piece_start: torch.Tensor
+    """[Q] flat index of the first token of a piece; the tokens of a piece follow each other."""
+    piece_length: torch.Tensor
+    """[Q] tokens of a piece, 1 to L."""
+    piece_position: torch.Tensor
+    """[Q] absolute position of the first token of a piece."""
+    piece_seq: torch.Tensor
+    """[Q] sequence of a piece."""
     piece_emission: torch.Tensor
     """[Q] emission of the state after a piece; -1: none."""
-    rounds: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
-    """Round i: (pieces [n], their sequences [n], bool [n, 1, 1, 1] "emits"), the i-th pieces of all
-    sequences that have one.  Sequential in i, parallel within."""
+    piece_order: torch.Tensor
+    """[Q] pieces, the first of every sequence, then the second of all that have one, and so on."""
     emission_piece: torch.Tensor
     """[K] piece whose final state is emitted."""
     emission_seq: torch.Tensor
     """[K] sequence of an emission."""
     emission_flat_end: torch.Tensor
     """[K] flat index just past the emission's last token."""
-    last_emission: torch.Tensor
-    """[S] emission at the end of a sequence."""
     emissions: tuple[tuple[int, int], ...]
     """Host copy: (sequence, absolute end position) of every emission."""
+    round_sizes: tuple[int, ...]
+    """Host: how many sequences have an i-th piece."""
     longest: int
     """Tokens of the longest extend."""
 
     @property
     def pieces(self) -> int:
-        return self.piece_tokens.shape[0]
+        return self.piece_start.shape[0]
 
     @cached_property
     def emission_index(self) -> dict[tuple[int, int], int]:
         """(sequence, absolute end position) -> emission."""
         return {key: index for index, key in enumerate(self.emissions)}
+
+    @cached_property
+    def token_seq(self) -> torch.Tensor:
+        """[T] sequence of a token."""
+        return self._per_token(self.seq_length)
+
+    @cached_property
+    def token_position(self) -> torch.Tensor:
+        """[T] absolute position of a token."""
+        return self._flat + (self.piece_position - self.piece_start)[self._token_piece]
+
+    @cached_property
+    def token_slot(self) -> torch.Tensor:
+        """[T] place of a token in the padded [Q * L] pieces."""
+        shift = torch.arange(self.pieces, device=self.piece_start.device) * self.chunk - self.piece_start
+        return self._flat + shift[self._token_piece]
+
+    @cached_property
+    def piece_mask(self) -> torch.Tensor:
+        """[Q, L] bool, true where the slot holds a token."""
+        return torch.arange(self.chunk, device=self.piece_length.device) < self.piece_length[:, None]
+
+    @cached_property
+    def piece_tokens(self) -> torch.Tensor:
+        """[Q, L] flat index of the token in a slot; 0 where the slot is padding."""
+        columns = torch.arange(self.chunk, device=self.piece_start.device)
+        return torch.where(self.piece_mask, self.piece_start[:, None] + columns, 0)
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]:
+        """Round i: (pieces [n], their sequences [n], bool [n, 1, 1, 1] "emits"), the i-th pieces of all
+        sequences that have one.  Sequential in i, parallel within."""
+        emits = (self.piece_emission[self.piece_order] >= 0)[:, None, None, None]
+        columns = (self.piece_order, self.piece_seq[self.piece_order], emits)
+        return tuple(zip(*(torch.split(column, list(self.round_sizes)) for column in columns)))
+
+    @cached_property
+    def _flat(self) -> torch.Tensor:
+        return torch.arange(self.tokens, device=self.piece_start.device)
+
+    @cached_property
+    def _token_piece(self) -> torch.Tensor:
+        return self._per_token(self.piece_length)
+
+    def _per_token(self, lengths: torch.Tensor) -> torch.Tensor:
+        """[T] index of the run a token lies in."""
+        runs = torch.arange(len(lengths), device=lengths.device)
+        return torch.repeat_interleave(runs, lengths, output_size=self.tokens)
+
+
+class Cut:
+    """A ragged batch cut on the host, the index lists of `Segments` not yet on a device."""
+
+    def __init__(self, starts: list[int], begins: list[int], grid: int | None, chunk: int) -> None:
+        self.chunk, self.grid, self.starts = chunk, grid, starts
+        self.lengths = [high - low for low, high in zip(starts, starts[1:])]
+        self.emissions: list[tuple[int, int]] = []
+        self.round_sizes: list[int] = []
+        lists: dict[str, list[int]] = {
+            "seq_flat_start": starts[:-1], "seq_length": self.lengths, "first_piece": [], "last_emission": [],
+            "piece_start": [], "piece_length": [], "piece_position": [], "piece_seq": [],
+            "piece_emission": [], "piece_order": [],
+            "emission_piece": [], "emission_seq": [], "emission_flat_end": [],
+        }  # fmt: skip
+        self.lists = lists
+        rounds: list[list[int]] = []
+        for seq, (begin, start, length) in enumerate(zip(begins, starts, self.lengths)):
+            end = begin + length
+            lists["first_piece"].append(len(lists["piece_seq"]))
+            for step, (low, high) in enumerate(piece_bounds(begin, length, grid, chunk)):
+                piece = len(lists["piece_seq"])
+                if step == len(rounds):
+                    rounds.append([])
+                rounds[step].append(piece)
+                emission = -1
+                if high == end or (grid is not None and high % grid == 0):
+                    emission = len(self.emissions)
+                    self.emissions.append((seq, high))
+                    lists["emission_piece"].append(piece)
+                    lists["emission_seq"].append(seq)
+                    lists["emission_flat_end"].append(start + high - begin)
+                lists["piece_start"].append(start + low - begin)
+                lists["piece_length"].append(high - low)
+                lists["piece_position"].append(low)
+                lists["piece_seq"].append(seq)
+                lists["piece_emission"].append(emission)
+            lists["last_emission"].append(len(self.emissions) - 1)
+        lists["piece_order"] = [piece for pieces in rounds for piece in pieces]
+        self.round_sizes = [len(pieces) for pieces in rounds]
+
+    def on(self, device: torch.device | str, *more: Sequence[int]) -> tuple[Segments, list[torch.Tensor]]:
+        """The segments, and `more` lists of ints beside them, on `device`: one copy, not waited for."""
+        lists = [*self.lists.values(), *more]
+        tensors = upload_lists(lists, device)
+        segments = Segments(
+            chunk=self.chunk,
+            grid=self.grid,
+            tokens=self.starts[-1],
+            sequences=len(self.lengths),
+            **dict(zip(self.lists, tensors)),
+            emissions=tuple(self.emissions),
+            round_sizes=tuple(self.round_sizes),
+            longest=max(self.lengths, default=0),
+        )
+        return segments, tensors[len(self.lists) :]
 
 
 def piece_bounds(begin: int, length: int, grid: int | None, chunk: int) -> list[tuple[int, int]]:
@@ -101,14 +208,10 @@ def piece_bounds(begin: int, length: int, grid: int | None, chunk: int) -> list[
     return list(zip(ordered, ordered[1:]))
 
 
-def plan_segments(
-    query_start: Sequence[int],
-    begins: Sequence[int],
-    grid: int | None,
-    chunk: int | None = None,
-    device: torch.device | str = "cpu",
-) -> Segments:
-    """Cut the extends of a ragged batch into pieces (`Segments`).
+def cut_segments(
+    query_start: Sequence[int], begins: Sequence[int], grid: int | None, chunk: int | None = None
+) -> Cut:
+    """Cut the extends of a ragged batch into pieces, on the host (`Cut.on` brings them to a device).
 
     `query_start`: S + 1 flat offsets, extend b is tokens [query_start[b], query_start[b + 1]).
     `begins`: S absolute positions of the extends' first tokens.  `grid`: tokens between two
@@ -128,85 +231,16 @@ def plan_segments(
     chunk = choose_chunk(grid) if chunk is None else chunk
     if chunk < 1 or (grid is not None and grid % chunk):
         raise KernelError(f"chunk is {chunk}, needs a divisor of the grid {grid}")
-    return _build(starts, firsts, grid, chunk, torch.device(device))
+    return Cut(starts, firsts, grid, chunk)
 
 
-def _build(
-    starts: list[int], begins: list[int], grid: int | None, chunk: int, device: torch.device
+def plan_segments(
+    query_start: Sequence[int],
+    begins: Sequence[int],
+    grid: int | None,
+    chunk: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> Segments:
-    flat_start: list[int] = []
-    lengths: list[int] = []
-    piece_seq: list[int] = []
-    first_piece: list[int] = []
-    piece_emission: list[int] = []
-    emission_piece: list[int] = []
-    emission_flat_end: list[int] = []
-    emissions: list[tuple[int, int]] = []
-    rounds: list[list[int]] = []
-    for seq, begin in enumerate(begins):
-        first_piece.append(len(piece_seq))
-        end = begin + starts[seq + 1] - starts[seq]
-        for step, (low, high) in enumerate(piece_bounds(begin, end - begin, grid, chunk)):
-            if step == len(rounds):
-                rounds.append([])
-            rounds[step].append(len(piece_seq))
-            emits = high == end or (grid is not None and high % grid == 0)
-            piece_emission.append(len(emissions) if emits else -1)
-            if emits:
-                emission_piece.append(len(piece_seq))
-                emission_flat_end.append(starts[seq] + high - begin)
-                emissions.append((seq, high))
-            piece_seq.append(seq)
-            flat_start.append(starts[seq] + low - begin)
-            lengths.append(high - low)
-
-    def ints(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
-    sequences = len(begins)
-    tokens = starts[-1]
-    per_seq = ints([b - a for a, b in zip(starts, starts[1:])])
-    token_seq = torch.repeat_interleave(torch.arange(sequences, device=device), per_seq, output_size=tokens)
-    flat = torch.arange(tokens, device=device)
-    shift = ints([begin - start for begin, start in zip(begins, starts)])
-    piece_of_token = torch.repeat_interleave(
-        torch.arange(len(lengths), device=device), ints(lengths), output_size=tokens
-    )
-    starts_flat = ints(flat_start)
-    columns = torch.arange(chunk, device=device)
-    mask = columns < ints(lengths)[:, None]
-    emission_of_piece = ints(piece_emission)
-    seq_of_piece = ints(piece_seq)
-    starts_seq = torch.zeros(len(lengths), dtype=torch.bool, device=device)
-    starts_seq[ints(first_piece)] = True
-    planned_rounds = []
-    for pieces in rounds:
-        index = ints(pieces)
-        planned_rounds.append(
-            (index, seq_of_piece[index], (emission_of_piece[index] >= 0)[:, None, None, None])
-        )
-    ends = [seq for seq, _ in emissions]
-    last = {seq: index for index, seq in enumerate(ends)}
-    return Segments(
-        chunk=chunk,
-        grid=grid,
-        tokens=tokens,
-        sequences=sequences,
-        token_seq=token_seq,
-        token_position=flat + shift[token_seq],
-        token_slot=piece_of_token * chunk + flat - starts_flat[piece_of_token],
-        piece_tokens=torch.where(mask, starts_flat[:, None] + columns, 0),
-        piece_mask=mask,
-        seq_flat_start=ints(starts[:-1]),
-        piece_seq=seq_of_piece,
-        first_piece=ints(first_piece),
-        piece_starts_seq=starts_seq,
-        piece_emission=emission_of_piece,
-        rounds=tuple(planned_rounds),
-        emission_piece=ints(emission_piece),
-        emission_seq=ints(ends),
-        emission_flat_end=ints(emission_flat_end),
-        last_emission=ints([last[seq] for seq in range(sequences)]),
-        emissions=tuple(emissions),
-        longest=max((b - a for a, b in zip(starts, starts[1:])), default=0),
-    )
+    """`cut_segments` on `device`: same arguments and errors."""
+    segments, _ = cut_segments(query_start, begins, grid, chunk).on(device)
+    return segments

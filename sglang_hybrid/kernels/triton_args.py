@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sglang_hybrid.kernels.delta_rule import DeltaInputs
-from sglang_hybrid.kernels.launch import interpreting, power_of_two, vector
+from sglang_hybrid.kernels.launch import interpreting, vector
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.ssd_scan import NO_LIMIT
 from sglang_hybrid.kernels.triton_parts import OPERANDS
@@ -39,10 +39,10 @@ def state_args(view: StateView, block: int, src_map: torch.Tensor, dst_map: torc
 def scan_args(segments: Segments, inputs: torch.dtype) -> dict[str, Any]:
     """The pieces of a ragged batch, and how a program multiplies matrices of `inputs`."""
     return {
-        "piece_tokens": segments.piece_tokens, "piece_mask": segments.piece_mask,
+        "piece_start": segments.piece_start, "piece_length": segments.piece_length,
         "piece_emission": segments.piece_emission, "first_piece": segments.first_piece,
         "sequences": segments.sequences, "pieces": segments.pieces,
-        "LENGTH": segments.chunk, "SLOTS": power_of_two(segments.chunk),
+        "LENGTH": segments.chunk,
         # Three products of tf32 make one of nearly fp32; 16-bit operands do not ask.
         "OPERAND": OPERANDS[inputs], "PRECISION": "tf32x3",
         "CARRIER": OPERANDS[torch.float32 if interpreting() else inputs],

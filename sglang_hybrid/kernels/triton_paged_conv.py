@@ -17,12 +17,13 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_hybrid.kernels.launch import Launch, power_of_two
+from sglang_hybrid.kernels.launch import Launch
 from sglang_hybrid.kernels.paged_conv import check_paged_conv
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.triton_columns import columns, tile_of
 from sglang_hybrid.kernels.triton_conv_update import conv_args, inside, read_window, write_window
 from sglang_hybrid.kernels.triton_math import silu
+from sglang_hybrid.kernels.triton_parts import PIECE_TABLES
 from sglang_hybrid.pools.views import ConvView
 
 
@@ -57,7 +58,7 @@ def gather_windows_kernel(
 
 @triton.jit(
     do_not_specialize=["period"],
-    do_not_specialize_on_alignment=["dst_line", "piece_tokens", "piece_mask"],
+    do_not_specialize_on_alignment=["dst_line", *PIECE_TABLES],
 )
 def paged_conv_kernel(
     lines: tl.tensor,
@@ -67,12 +68,12 @@ def paged_conv_kernel(
     weight: tl.tensor,
     bias: tl.tensor,
     y: tl.tensor,
-    piece_tokens: tl.tensor,
-    piece_mask: tl.tensor,
+    piece_start: tl.tensor,
+    piece_length: tl.tensor,
+    piece_position: tl.tensor,
     piece_seq: tl.tensor,
     piece_emission: tl.tensor,
     seq_flat_start: tl.tensor,
-    token_position: tl.tensor,
     period: tl.tensor,
     channels: tl.tensor,
     line_units: tl.tensor,
@@ -91,8 +92,6 @@ def paged_conv_kernel(
     Y_UNIT: tl.constexpr,
     SILU: tl.constexpr,
     ROUND: tl.constexpr,
-    LENGTH: tl.constexpr,
-    SLOTS: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> None:
     WIDTH: tl.constexpr = MEMORY + 1
@@ -105,10 +104,8 @@ def paged_conv_kernel(
     y += channel
 
     sequence = tl.load(piece_seq + piece)
-    first = tl.load(piece_tokens + piece * LENGTH)  # tokens of a piece follow each other
-    whole = tl.arange(0, SLOTS)
-    filled = tl.load(piece_mask + piece * LENGTH + whole, mask=whole < LENGTH, other=0)
-    count = tl.sum(filled.to(tl.int32))
+    first = tl.load(piece_start + piece)
+    count = tl.load(piece_length + piece).to(tl.int32)
     before = first - tl.load(seq_flat_start + sequence)  # tokens of the sequence before this piece
 
     held = ()
@@ -121,7 +118,7 @@ def paged_conv_kernel(
         row = x + (first - (MEMORY - k)) * x_units * X_UNIT
         rows = rows + columns(tl.load(row, mask=there & (before >= MEMORY - k), other=0.0).to(tl.float32), V)
     if ROUND:
-        since = tl.load(token_position + first) % period  # tokens since the last boundary
+        since = tl.load(piece_position + piece) % period  # tokens since the last boundary
     window = ()
     for i in tl.static_range(V):
         for k in tl.static_range(MEMORY):
@@ -197,11 +194,10 @@ def plan_paged_conv(
     del args["src_line"], args["src_stride"]
     args |= shared
     args |= {
-        "piece_tokens": segments.piece_tokens, "piece_mask": segments.piece_mask,
-        "piece_seq": segments.piece_seq, "piece_emission": segments.piece_emission,
-        "seq_flat_start": segments.seq_flat_start, "token_position": segments.token_position,
+        "piece_start": segments.piece_start, "piece_length": segments.piece_length,
+        "piece_position": segments.piece_position, "piece_seq": segments.piece_seq,
+        "piece_emission": segments.piece_emission, "seq_flat_start": segments.seq_flat_start,
         "period": segments.grid or 1, "ROUND": lossy and segments.grid is not None,
-        "LENGTH": segments.chunk, "SLOTS": power_of_two(segments.chunk),
     }  # fmt: skip
     return (
         Launch(gather_windows_kernel, (segments.sequences, blocks), gather, warps=1),

@@ -27,7 +27,7 @@ from sglang_hybrid.kernels.state_access import read_state, write_state
 from sglang_hybrid.kernels.state_io import need_map
 from sglang_hybrid.kernels.triton_args import delta_args, scan_args
 from sglang_hybrid.kernels.triton_math import inverse_length, inverse_of_unit_lower, sigmoid, softplus
-from sglang_hybrid.kernels.triton_parts import LEAST_DOT, OPERANDS, inputs, operand, tokens_of
+from sglang_hybrid.kernels.triton_parts import LEAST_DOT, OPERANDS, PIECE_TABLES, inputs, operand
 from sglang_hybrid.kernels.triton_rows import row_offsets
 from sglang_hybrid.pools.views import StateView
 
@@ -40,7 +40,7 @@ FACTORS: tl.constexpr = tl.constexpr(5)
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=["piece_tokens", "piece_mask", "a", "b", "a_log", "dt_bias"],
+    do_not_specialize_on_alignment=[*PIECE_TABLES, "a", "b", "a_log", "dt_bias"],
 )
 def delta_parts_kernel(
     q: tl.tensor,
@@ -51,8 +51,8 @@ def delta_parts_kernel(
     dt_bias: tl.tensor,
     systems: tl.tensor,
     factors: tl.tensor,
-    piece_tokens: tl.tensor,
-    piece_mask: tl.tensor,
+    piece_start: tl.tensor,
+    piece_length: tl.tensor,
     q_stride: tl.tensor,
     q_group: tl.tensor,
     q_size: tl.tensor,
@@ -69,7 +69,6 @@ def delta_parts_kernel(
     RATIO: tl.constexpr,
     LENGTH: tl.constexpr,
     CHUNK: tl.constexpr,
-    SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
     OPERAND: tl.constexpr,
     CARRIER: tl.constexpr,
@@ -82,10 +81,10 @@ def delta_parts_kernel(
     part, head = tl.program_id(0), tl.program_id(1)
     slot, n = tl.arange(0, CHUNK), tl.arange(0, WIDTH)
     low = (part % PARTS) * CHUNK
-    token, count = tokens_of(piece_tokens, piece_mask, part // PARTS, LENGTH, SLOTS)
+    count = tl.load(piece_length + part // PARTS).to(tl.int32)
     if low >= count:
         return
-    token += low
+    token = tl.load(piece_start + part // PARTS) + low
     there = slot < count - low
     rate = -tl.exp(tl.load(a_log + head * a_log_head).to(tl.float32))
     bias = tl.load(dt_bias + head * dt_bias_head).to(tl.float32)
@@ -133,7 +132,7 @@ def delta_parts_kernel(
 
 @triton.jit(
     do_not_specialize=["first_row", "sequences", "pieces"],
-    do_not_specialize_on_alignment=["src_map", "dst_map", "piece_tokens", "piece_mask"],
+    do_not_specialize_on_alignment=["src_map", "dst_map", *PIECE_TABLES],
 )
 def paged_delta_scan_kernel(
     rows: tl.tensor,
@@ -145,8 +144,8 @@ def paged_delta_scan_kernel(
     systems: tl.tensor,
     factors: tl.tensor,
     y: tl.tensor,
-    piece_tokens: tl.tensor,
-    piece_mask: tl.tensor,
+    piece_start: tl.tensor,
+    piece_length: tl.tensor,
     piece_emission: tl.tensor,
     first_piece: tl.tensor,
     sequences: tl.tensor,
@@ -175,7 +174,6 @@ def paged_delta_scan_kernel(
     UNIT: tl.constexpr,
     LENGTH: tl.constexpr,
     CHUNK: tl.constexpr,
-    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     OPERAND: tl.constexpr,
@@ -214,8 +212,8 @@ def paged_delta_scan_kernel(
     while part < end * PARTS:
         piece = part // PARTS
         low = (part % PARTS) * CHUNK
-        token, count = tokens_of(piece_tokens, piece_mask, piece, LENGTH, SLOTS)
-        token += low
+        token = tl.load(piece_start + piece) + low
+        count = tl.load(piece_length + piece).to(tl.int32)
         there = slot < count - low
         place = (part * HEADS + head).to(tl.int64)
         system = systems + place * (2 * CHUNK * CHUNK) + square

@@ -23,7 +23,7 @@ from sglang_hybrid.kernels.state_access import read_state, write_state
 from sglang_hybrid.kernels.state_io import need_map
 from sglang_hybrid.kernels.triton_args import layer_args, scan_args
 from sglang_hybrid.kernels.triton_math import silu, softplus
-from sglang_hybrid.kernels.triton_parts import LEAST_DOT, OPERANDS, inputs, operand, tokens_of
+from sglang_hybrid.kernels.triton_parts import LEAST_DOT, OPERANDS, PIECE_TABLES, inputs, operand
 from sglang_hybrid.kernels.triton_rows import row_offsets
 from sglang_hybrid.pools.views import StateView
 
@@ -34,7 +34,7 @@ MOST_COLUMNS = 256
 
 @triton.jit(
     do_not_specialize=["first_row", "sequences", "pieces"],
-    do_not_specialize_on_alignment=["src_map", "dst_map", "piece_tokens", "piece_mask"],
+    do_not_specialize_on_alignment=["src_map", "dst_map", *PIECE_TABLES],
 )
 def paged_scan_kernel(
     rows: tl.tensor,
@@ -49,8 +49,8 @@ def paged_scan_kernel(
     z: tl.tensor,
     dt_bias: tl.tensor,
     y: tl.tensor,
-    piece_tokens: tl.tensor,
-    piece_mask: tl.tensor,
+    piece_start: tl.tensor,
+    piece_length: tl.tensor,
     piece_emission: tl.tensor,
     first_piece: tl.tensor,
     sequences: tl.tensor,
@@ -92,7 +92,6 @@ def paged_scan_kernel(
     LIMIT: tl.constexpr,
     LENGTH: tl.constexpr,
     CHUNK: tl.constexpr,
-    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     OPERAND: tl.constexpr,
@@ -136,8 +135,8 @@ def paged_scan_kernel(
     while part < end * PARTS:
         piece = part // PARTS
         low = (part % PARTS) * CHUNK
-        token, count = tokens_of(piece_tokens, piece_mask, piece, LENGTH, SLOTS)
-        token += low
+        token = tl.load(piece_start + piece) + low
+        count = tl.load(piece_length + piece).to(tl.int32)
         there = slot < count - low
         step = tl.load(dt + token * dt_stride + slot * dt_stride, mask=there, other=0.0).to(tl.float32)
         if dt_bias is not None:

@@ -9,20 +9,11 @@ import triton.language as tl
 OPERANDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 LEAST_DOT = 16
 """Least side of a tile in a matrix product."""
-
-
-@triton.jit
-def tokens_of(
-    piece_tokens: tl.tensor,
-    piece_mask: tl.tensor,
-    piece: tl.tensor,
-    LENGTH: tl.constexpr,
-    SLOTS: tl.constexpr,
-) -> tl.tuple:
-    """(first token, number of tokens) of a piece; its tokens follow each other."""
-    slot = tl.arange(0, SLOTS)
-    filled = tl.load(piece_mask + piece * LENGTH + slot, mask=slot < LENGTH, other=0)
-    return tl.load(piece_tokens + piece * LENGTH), tl.sum(filled.to(tl.int32))
+PIECE_TABLES = (
+    "piece_start", "piece_length", "piece_position", "piece_seq", "piece_emission", "first_piece",
+    "seq_flat_start",
+)  # fmt: skip
+"""Tables of `Segments` that kernels read an element at a time; they lie anywhere in one buffer."""
 
 
 @triton.jit
