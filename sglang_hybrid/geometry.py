@@ -11,6 +11,12 @@ from dataclasses import dataclass
 DEFAULT_GRID = 512
 """Tokens between two boundaries; inherited by the source, not tuned (docs/paper.md, Geometry)."""
 
+GRID_STEP = 64
+"""A default above `DEFAULT_GRID` is a multiple of it: whole tiles of an attention kernel."""
+
+LARGEST_DEFAULT_GRID = 64 * DEFAULT_GRID
+"""Beyond it no default is looked for: a prompt of up to one grid step is never reused."""
+
 UNIT_TOKENS = 16
 """Tokens of D0's attention unit."""
 

@@ -2,17 +2,19 @@
 
 import logging
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.arguments import parse, resolved, view
+from tests.support.arguments import parse, resolved, view, write_config
+from tests.support.refusal import refusal
 
 pytest.importorskip("sglang")
 
-from sglang_hybrid.engine import args
+from sglang_hybrid.engine import args, resolve
 
 pytestmark = pytest.mark.usefixtures("kept")
 
@@ -21,9 +23,9 @@ QUIET = "--skip-tokenizer-init"
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
-    """Warnings of the resolution steps; the root logger is not ours (`prepare_server_args`)."""
+    """Messages of the resolution steps; the root logger is not ours (`prepare_server_args`)."""
     lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
+    handler = logging.Handler(logging.INFO)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("sglang_hybrid.engine.resolve")
     logger.addHandler(handler)
@@ -117,6 +119,60 @@ def test_default_grid(model: str) -> None:
     assert view(record).page_size == args.DEFAULT_GRID == 512
     assert args.settings(record).grid == 512
     assert record.hybrid_grid is None  # the record stays the user's input
+
+
+@pytest.mark.parametrize(
+    ("mem", "flags", "grid"),
+    [
+        ("S0", "", 512),
+        ("S1", "", 512),
+        ("S2", "", 2048),
+        ("S2", "--hybrid-conv-slots tight", 1664),
+        ("S2", "--hybrid-grid 4096", 4096),
+        ("D0", "", None),
+    ],
+)
+def test_default_grid_holds_the_state(
+    mem: str, flags: str, grid: int | None, tmp_path: Path, said: list[str]
+) -> None:
+    """A KV row of 64 bytes and a conv line of 26112: its slot is a whole page of 512 tokens."""
+    model = write_config(tmp_path, num_key_value_heads=1, head_dim=16, mamba_n_heads=64, mamba_d_ssm=2048)
+    record = resolved("--model-path", model, QUIET, "--hybrid-mem", mem, *flags.split())
+    assert args.settings(record).grid == grid
+    assert view(record).page_size == (grid or 16)
+    raised = grid in (1664, 2048)
+    assert [line.split(":")[0] for line in said if "grid" in line] == [f"--hybrid-grid is {grid}"] * raised
+
+
+def test_a_page_size_is_a_grid_that_somebody_named(tmp_path: Path) -> None:
+    model = write_config(tmp_path, num_key_value_heads=1, head_dim=16, mamba_n_heads=64, mamba_d_ssm=2048)
+    said = refusal("--model-path", model, "--hybrid-mem", "S2", "--page-size", "512")
+    assert "use --hybrid-mem S1, or --hybrid-grid 2048 or larger" in said
+
+
+@pytest.mark.parametrize("mem", ["S1", "D0"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--mamba-radix-cache-strategy extra_buffer",
+        "--mamba-radix-cache-strategy extra_buffer_lazy",
+        "--max-mamba-cache-size 0",
+        "--mamba-full-memory-ratio 0.9 --max-mamba-cache-size 64 --mamba-radix-cache-strategy extra_buffer",
+    ],
+)
+def test_what_sizes_a_slot_pool_is_ignored(mem: str, flags: str, model: str, said: list[str]) -> None:
+    """One warning, and everything as without them."""
+    plain, copied = (
+        view(resolved("--model-path", model, QUIET, "--hybrid-mem", mem, *extra.split()))
+        for extra in ("", flags)
+    )
+    (warning,) = [line for line in said if line.startswith("Ignored: ")]
+    for flag in re.findall(r"--\S+ \S+", flags):
+        assert flag in warning
+    assert "--hybrid-budget-bytes, by default what --mem-fraction-static leaves" in warning
+    assert ("--hybrid-attention-share" in warning) == (mem == "D0")
+    for field in (*resolve.SLOT_POOL, "mem_fraction_static", "page_size", "disable_overlap_schedule"):
+        assert getattr(copied, field) == getattr(plain, field)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from sglang_hybrid.cli import main as cli
 from sglang_hybrid.cli.families import HybridShape, hybrid_shape
 from sglang_hybrid.cli.ledger_table import number
 from sglang_hybrid.cli.models import PUBLIC
-from sglang_hybrid.geometry import GeometryError, ModelGeometry, conv_slot_bytes
+from sglang_hybrid.geometry import DEFAULT_GRID, GRID_STEP, GeometryError, ModelGeometry, conv_slot_bytes
 from sglang_hybrid.ledger import ACCOUNTS, Demand, DualAccount, PackedAccount, PagedAccount, break_even
 from sglang_hybrid.pools.dual import DualPools
-from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.factory import default_grid, make_organization, smallest_budget
 from sglang_hybrid.pools.organization import Need
 
 KIB = 1024
@@ -137,11 +137,35 @@ def test_packing_does_not_pay_for_one_checkpoint(capsys: pytest.CaptureFixture[s
 
 
 def test_packing_says_why_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask("kimi-linear-48b", capsys=capsys)
+    answer = ask("kimi-linear-48b", "--grid", "512", capsys=capsys)
     assert not answer["packing"]["pays"]
     assert answer["organizations"]["S2"]["kib"] is None
     for said in (answer["organizations"]["S2"], answer["packing"]["power_of_two"]):
         assert "conv line of 221184 bytes: its slot of 262144" in said["refused"]
+
+
+def test_a_default_grid_is_a_legal_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two KV heads make pages of 512 KiB at grid 512, where a slot of 256 KiB is not packed."""
+    name = "nemotron-3-nano-30b-a3b"
+    costs = ask(name, capsys=capsys)["organizations"]
+    assert {key: costs[key]["grid"] for key in ("S0", "S1", "S2")} == {"S0": 512, "S1": 512, "S2": 1024}
+    # The same tokens in blocks of 1024.
+    assert costs["S2"]["attention_kib"] == costs["S1"]["attention_kib"] == 16 * 512
+    assert ask(name, "--conv-slots", "tight", capsys=capsys)["organizations"]["S2"]["grid"] == 576
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_default_grid_is_the_smallest_legal_one(name: str) -> None:
+    for tp in (1, 2, 4):
+        if not shape(name).divides(tp):
+            continue
+        model = shape(name).geometry(tp, **BF16)
+        for organization in ("S0", "S1", "S2"):
+            grid = default_grid(organization, model, shape(name).chunk)
+            smallest_budget(organization, model, grid)
+            for smaller in range(DEFAULT_GRID, grid, GRID_STEP):
+                with pytest.raises(GeometryError, match="--hybrid-grid"):
+                    smallest_budget(organization, model, smaller)
 
 
 # -- the pools' arithmetic --------------------------------------------------------------------

@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--grid",
         metavar="TOKENS",
-        help=f"tokens between two boundaries (default: {DEFAULT_GRID}; D0: its own)",
+        help=f"tokens between two boundaries (default: {DEFAULT_GRID} or the next legal one; D0: its own)",
     )
     parser.add_argument("--ssm-dtype", metavar="TYPE", default="bf16", help="bf16 (default), fp16 or fp32")
     parser.add_argument(

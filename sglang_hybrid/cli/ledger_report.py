@@ -16,6 +16,7 @@ from sglang_hybrid.geometry import (
     ModelGeometry,
     PageGeometry,
     block_bytes,
+    ceil_div,
     conv_slot_bytes,
     native_grid,
 )
@@ -30,6 +31,7 @@ from sglang_hybrid.ledger import (
     PagedAccount,
     break_even,
 )
+from sglang_hybrid.pools.factory import default_grid
 
 DTYPES = {
     "bf16": ("bf16", 2),
@@ -49,7 +51,7 @@ CONV_DTYPE = "bf16"
 
 
 class Question(NamedTuple):
-    """What was asked.  `blocks` is None with `tokens`; `grid` None: 512, and D0's own for D0."""
+    """What was asked.  `blocks` is None with `tokens`; `grid` None: each organization's default."""
 
     tp: int = 1
     grid: int | None = None
@@ -69,7 +71,8 @@ class Question(NamedTuple):
     def demand(self, grid: int) -> Demand:
         """At one organization's grid: with `tokens` it sets blocks and checkpoints."""
         if self.tokens is None:
-            return Demand.of_blocks(self.blocks or 0, self.checkpoints or 0, self.shared_grid)
+            tokens = (self.blocks or 0) * self.shared_grid
+            return Demand(tokens, ceil_div(tokens, grid), self.checkpoints or 0)
         demand = Demand.of_tokens(self.tokens, grid)
         return demand if self.checkpoints is None else demand._replace(checkpoints=self.checkpoints)
 
@@ -93,7 +96,7 @@ def report(shape: HybridShape, question: Question) -> dict[str, Any]:
     )
     grid = question.shared_grid
     own_grid = native_grid(model, UNIT_TOKENS, shape.chunk)
-    grids = dict.fromkeys(ACCOUNTS, grid) | {"D0": own_grid if question.grid is None else grid}
+    grids = {name: question.grid or _default_grid(name, model, shape.chunk, question) for name in ACCOUNTS}
     return {
         "family": shape.family,
         "tp": question.tp,
@@ -111,8 +114,13 @@ def report(shape: HybridShape, question: Question) -> dict[str, Any]:
         "budget_bytes": question.budget_bytes,
         "organizations": {name: _organization(name, model, grids[name], question) for name in ACCOUNTS},
         "break_even": _break_even(model, question),
-        "packing": _packing(model, question),
+        "packing": _packing(model, grids["S2"], question),
     }
+
+
+def _default_grid(name: str, model: ModelGeometry, chunk: int, question: Question) -> int:
+    """What a start takes."""
+    return default_grid(name, model, chunk, **({"tight": question.tight} if name == "S2" else {}))
 
 
 def _geometry(model: ModelGeometry, grid: int) -> dict[str, Any]:
@@ -224,9 +232,9 @@ def _break_even(model: ModelGeometry, question: Question) -> dict[str, Any]:
     }
 
 
-def _packing(model: ModelGeometry, question: Question) -> dict[str, Any]:
+def _packing(model: ModelGeometry, grid: int, question: Question) -> dict[str, Any]:
     """`pays`: the source's power-of-two slot is legal, and S2 with it is cheaper than S1 for the demand."""
-    whole, tight = (_slot(model, question, tight) for tight in (False, True))
+    whole, tight = (_slot(model, grid, question, tight) for tight in (False, True))
     return {
         "line_kib": kib(model.conv_line_bytes),
         "pays": whole["saved_kib"] > 0,
@@ -235,8 +243,7 @@ def _packing(model: ModelGeometry, question: Question) -> dict[str, Any]:
     }
 
 
-def _slot(model: ModelGeometry, question: Question, tight: bool) -> dict[str, Any]:
-    grid = question.shared_grid
+def _slot(model: ModelGeometry, grid: int, question: Question, tight: bool) -> dict[str, Any]:
     demand = question.demand(grid)
     slot = {"slot_kib": kib(conv_slot_bytes(model, tight=tight))}
     try:

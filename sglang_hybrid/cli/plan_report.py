@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sglang_hybrid.cli.ledger_table import columns
-from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, conv_slot_bytes
+from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, conv_slot_bytes
 from sglang_hybrid.planner.candidates import Candidate, slots
 from sglang_hybrid.planner.plan import Against, Plan
 from sglang_hybrid.planner.race import NOISE, Interval
@@ -166,7 +166,7 @@ def command(plan: Plan, about: About) -> list[str]:
     """Arguments of the server; what is a default of the plugin is left out."""
     best, machine = plan.best, plan.machine
     argv = ["python", "-m", "sglang.launch_server", "--model-path", about.path, "--hybrid-mem", best.memory]
-    if best.grid != (machine.native if best.memory == "D0" else DEFAULT_GRID):
+    if best.grid != machine.default_grid(best):
         argv += ["--hybrid-grid", str(best.grid)]
     argv += ["--hybrid-budget-bytes", str(machine.budget)]
     if best.memory == "S2" and best.tight:

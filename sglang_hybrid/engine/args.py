@@ -60,8 +60,8 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
         Optional[int],  # noqa: UP045
         Arg(
             help="Tokens between two checkpoint boundaries, which is also the page size of S0, S1 and S2 "
-            f"(default {DEFAULT_GRID}; D0: the model's own). A prompt of up to one grid step is never "
-            "reused. Needs --hybrid-mem.",
+            f"(default {DEFAULT_GRID}, or the next that the model's state goes with; D0: the model's own). A "
+            "prompt of up to one grid step is never reused. Needs --hybrid-mem.",
             resolvable=True,
         ),
         NS("hybrid"),
@@ -186,7 +186,8 @@ def extra_fields(record: Any) -> dict[str, Any]:
 
 
 def grid_or_default(mem: str, grid: int | None) -> int | None:
-    """The grid in tokens; a D0 without one gets None, its grid follows from the model's geometry."""
+    """The grid in tokens before the model is known (`resolve.adapt` may raise a default); a D0 without one
+    gets None, its grid follows from the model's geometry."""
     if grid is not None or mem == "D0":
         return grid
     return DEFAULT_GRID

@@ -14,7 +14,6 @@ from sglang_hybrid.engine import trace
 from sglang_hybrid.engine.args import (
     CONV_SLOTS,
     KERNELS,
-    MAMBA_STRATEGY,
     ORGANIZATIONS,
     RADIX_BACKEND,
     grid_or_default,
@@ -97,16 +96,6 @@ def _radix_backend(facts: Facts) -> str | None:
     )
 
 
-def _strategy(facts: Facts) -> str | None:
-    value = facts.given("mamba_radix_cache_strategy")
-    if value in ("auto", MAMBA_STRATEGY):
-        return None
-    return (
-        f"--mamba-radix-cache-strategy {value} conflicts with --hybrid-mem {facts.mem}, which forks states; "
-        f"use --mamba-radix-cache-strategy {MAMBA_STRATEGY} or leave it out."
-    )
-
-
 def _attention_share(facts: Facts) -> str | None:
     value = facts.given("hybrid_attention_share")
     if value is None:
@@ -181,10 +170,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     Rule("hybrid_conv_slots", _conv_slots),
     Rule("page_size", _page_size),
     Rule("radix_cache_backend", _radix_backend),
-    Rule("mamba_radix_cache_strategy", _strategy),
-    unset("max_mamba_cache_size", "states and KV share one memory"),
     unset("max_total_tokens", "the memory is given in bytes by --hybrid-budget-bytes"),
-    unset("mamba_full_memory_ratio", "states and KV share one memory"),
     only("mamba_max_states_per_path", (-1,), "the grid tree has its own retention"),
     off("disable_radix_cache", "the memory is owned by the grid tree"),
     off("speculative_algorithm", "a rejected draft would need a state rollback"),

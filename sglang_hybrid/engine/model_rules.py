@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from sglang_hybrid.engine.args import organization_options, page_size_for
 from sglang_hybrid.engine.budget_rules import HIT_MARGIN, beyond_machine, no_hit
 from sglang_hybrid.engine.input_rules import KV_DTYPES, backend_sentence, backends
 from sglang_hybrid.engine.rules import Facts, Rule
-from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, UNIT_TOKENS, GeometryError, native_grid
+from sglang_hybrid.geometry import (
+    DEFAULT_ATTENTION_SHARE,
+    UNIT_TOKENS,
+    GeometryError,
+    ModelGeometry,
+    native_grid,
+)
 from sglang_hybrid.kernels import KernelError
 from sglang_hybrid.kernels.flashinfer_state_update import need_whole_heads
 from sglang_hybrid.pools import factory
-from sglang_hybrid.pools.arena import check_alignment
+from sglang_hybrid.pools.arena import StateShape, check_alignment
 
 AMPLE_PIECES = 64
 """Blocks and checkpoints an arena that no organization finds too small."""
@@ -63,17 +70,23 @@ def _attention_backend(facts: Facts) -> str | None:
     return None
 
 
-def _layout(facts: Facts) -> str | None:
-    """Grid, model and, where it is given, budget: laid out once here, before weights load, on a small budget.
+class RankState(NamedTuple):
+    """State of one rank, and tokens of a chunk of the model's scan."""
 
-    The scheduler lays out again (`build.config_from_budget`); without `--hybrid-budget-bytes` only it
-    knows the bytes.
+    shape: StateShape
+    model: ModelGeometry
+    chunk: int
+
+
+def rank_state(facts: Facts) -> RankState:
+    """What a scheduler will find, from the arguments and config.json alone, of a model that is served.
+
+    Raises GeometryError.
     """
     from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_hybrid.engine import build
-    from sglang_hybrid.engine.admission import longest_request
 
     rank = SimpleNamespace(
         model_config=facts.model,
@@ -81,16 +94,27 @@ def _layout(facts: Facts) -> str | None:
         kv_cache_dtype=KV_DTYPES[facts.now("kv_cache_dtype")] or facts.model.dtype,
         layer_info=SimpleNamespace(start_layer=0, end_layer=facts.model.num_hidden_layers),
     )
+    with get_parallel().override(
+        attn_tp_size=facts.now("tp_size") // facts.now("attn_dp_size"),
+        tp_size=facts.now("tp_size"),
+        # Says by which of the two sizes the heads of a gated delta rule are split.
+        enable_cp_tp_group_sharing=facts.now("enable_cp_tp_group_sharing"),
+    ):
+        shape = build.state_shape(rank)
+        return RankState(shape, shape.geometry(*build.layer_sets(rank)), build.scan_chunk(rank))
+
+
+def _layout(facts: Facts) -> str | None:
+    """Grid, model and, where it is given, budget: laid out once here, before weights load, on a small budget.
+
+    The scheduler lays out again (`build.config_from_budget`); without `--hybrid-budget-bytes` only it
+    knows the bytes.
+    """
+    from sglang_hybrid.engine.admission import longest_request
+
     try:
-        with get_parallel().override(
-            attn_tp_size=facts.now("tp_size") // facts.now("attn_dp_size"),
-            tp_size=facts.now("tp_size"),
-            # Says by which of the two sizes the heads of a gated delta rule are split.
-            enable_cp_tp_group_sharing=facts.now("enable_cp_tp_group_sharing"),
-        ):
-            shape = build.state_shape(rank)
-            model = shape.geometry(*build.layer_sets(rank))
-        grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, build.scan_chunk(rank))
+        shape, model, chunk = rank_state(facts)
+        grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, chunk)
         ample = AMPLE_PIECES * model.arenas * (grid * model.kv_row_bytes + model.checkpoint_bytes)
         budget, options = facts.given("hybrid_budget_bytes"), organization_options(facts.record)
         if budget is None:

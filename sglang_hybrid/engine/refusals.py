@@ -33,6 +33,11 @@ def refuse_input(record: Any) -> None:
     _apply(INPUT_RULES, record)
 
 
+def refuse_model(facts: Facts) -> None:
+    """Apply what MODEL_RULES say of the model itself, before its state is looked at."""
+    _apply((rule for rule in MODEL_RULES if rule.field == "model_path"), facts.record)
+
+
 def refuse_resolved(record: Any) -> None:
     """Apply MODEL_RULES, then INPUT_RULES again: a model's override may have switched something on."""
     exact = EXACT_RULES if record.hybrid_exact else ()

@@ -18,9 +18,13 @@ from sglang_hybrid.engine.args import (
     extra_fields,
     grid_or_default,
     organization,
+    organization_options,
     page_size_for,
 )
 from sglang_hybrid.engine.attention_choice import choose_attention
+from sglang_hybrid.engine.model_rules import rank_state
+from sglang_hybrid.geometry import GRID_STEP, GeometryError
+from sglang_hybrid.pools.factory import default_grid
 
 SOURCE = "sglang_hybrid"
 Step = Callable[[Any], None]
@@ -56,6 +60,7 @@ def derive(server_args: Any, previous: Step) -> None:
 
     from sglang.srt.arg_groups.overrides import declare_resolution
 
+    _ignore_slot_pool(mem, server_args)
     grid = grid_or_default(mem, server_args.hybrid_grid)
     declare_resolution(
         server_args,
@@ -73,6 +78,38 @@ def derive(server_args: Any, previous: Step) -> None:
     _fit_chunk(server_args)
 
 
+SLOT_POOL = {
+    "mamba_full_memory_ratio": None,
+    "max_mamba_cache_size": None,
+    "mamba_radix_cache_strategy": "auto",
+}
+"""Fields that size SGLang's own pool of state slots, and their defaults.  There is no such pool here, and
+they stand in nearly every published command for a hybrid model."""
+
+
+def _ignore_slot_pool(mem: str, server_args: Any) -> None:
+    """Take the user's `SLOT_POOL` back, with one warning that says what sizes the memory instead.
+
+    The strategy is declared by `derive` in any case.
+    """
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    given = {name: getattr(server_args, name) for name in SLOT_POOL}
+    ours = (None, "auto", MAMBA_STRATEGY)
+    ignored = [f"{rules.flag_of(name)} {value}" for name, value in given.items() if value not in ours]
+    if not ignored:
+        return
+    split = ", split by --hybrid-attention-share" if mem == "D0" else ""
+    logger.warning(
+        "Ignored: %s. With --hybrid-mem %s recurrent states live in one memory with the KV: its size is "
+        "--hybrid-budget-bytes, by default what --mem-fraction-static leaves%s.",
+        ", ".join(ignored),
+        mem,
+        split,
+    )
+    declare_resolution(server_args, SOURCE, mamba_full_memory_ratio=None, max_mamba_cache_size=None)
+
+
 def adapt(server_args: Any, previous: Step) -> None:
     """Step `handle_attention_backend_compatibility`: what follows from the model and the device.
 
@@ -82,12 +119,36 @@ def adapt(server_args: Any, previous: Step) -> None:
         from sglang.srt.arg_groups.overrides import declare_resolution
 
         facts = rules.Facts(server_args)
+        refusals.refuse_model(facts)
         declared: dict[str, Any] = dict(choose_attention(facts))
         if facts.given("page_size") is None:
+            grid = facts.given("hybrid_grid") or _default_grid(facts)
             # A model's override may have set the page that its own default backend wants.
-            declared["page_size"] = page_size_for(facts.mem, facts.now("hybrid_grid"))
+            declared |= {"hybrid_grid": grid, "page_size": page_size_for(facts.mem, grid)}
         declare_resolution(server_args, SOURCE, **declared)
     previous(server_args)
+
+
+def _default_grid(facts: rules.Facts) -> int | None:
+    """The grid of a user who named none, and no page size; one line where it is not the usual default."""
+    usual = grid_or_default(facts.mem, None)
+    if usual is None:
+        return None
+    try:
+        state = rank_state(facts)
+        grid = default_grid(facts.mem, state.model, state.chunk, **organization_options(facts.record))
+    except GeometryError:
+        return usual  # `validate` says why not
+    if grid != usual:
+        logger.info(
+            "--hybrid-grid is %d: the smallest from %d up, in steps of %d, whose pages hold this model's "
+            "state with --hybrid-mem %s.",
+            grid,
+            usual,
+            GRID_STEP,
+            facts.mem,
+        )
+    return grid
 
 
 def validate(server_args: Any, previous: Step) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sglang_hybrid.geometry import (
     DEFAULT_ATTENTION_SHARE,
     DEFAULT_GRID,
+    UNIT_TOKENS,
     GeometryError,
     ModelGeometry,
     PageGeometry,
@@ -16,7 +17,7 @@ from sglang_hybrid.geometry import (
     conv_slot_bytes,
     native_grid,
 )
-from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.factory import default_grid, make_organization
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.simulator.cost import StepCost
@@ -48,9 +49,8 @@ class Candidate(NamedTuple):
     def policy(self) -> Policy:
         return Policy(headroom=self.headroom, checkpoints=self.checkpoints)
 
-    def flags(self, native: int) -> int:
-        """How many of the plugin's defaults it leaves; `native` is D0's own grid."""
-        grid = native if self.memory == "D0" else DEFAULT_GRID
+    def flags(self, grid: int) -> int:
+        """How many of the plugin's defaults it leaves; `grid` is that of its memory."""
         policy = (self.headroom != DEFAULT_POLICY.headroom) + (self.checkpoints != DEFAULT_POLICY.checkpoints)
         return policy + (self.grid != grid) + (self.share != DEFAULT_ATTENTION_SHARE)
 
@@ -69,7 +69,12 @@ class Machine(NamedTuple):
     @property
     def native(self) -> int:
         """D0's own grid."""
-        return native_grid(self.model, 16, self.chunk)
+        return native_grid(self.model, UNIT_TOKENS, self.chunk)
+
+    def default_grid(self, candidate: Candidate) -> int:
+        """What a start takes for this memory when nobody names a grid."""
+        tight = {"tight": candidate.tight} if candidate.memory == "S2" else {}
+        return default_grid(candidate.memory, self.model, self.chunk, **tight)
 
     def setting(self, candidate: Candidate) -> Setting:
         """What is simulated."""
@@ -113,10 +118,10 @@ def choices(machine: Machine) -> Choice:
 
 
 def _layouts(machine: Machine) -> Iterator[Candidate]:
-    for grid in GRIDS:
-        yield Candidate("S0", grid)
-        yield Candidate("S1", grid)
-        yield Candidate("S2", grid, tight=packs_more(machine.model, grid))
+    for memory in ("S0", "S1", "S2"):
+        default = machine.default_grid(Candidate(memory, DEFAULT_GRID))
+        for grid in sorted({*GRIDS, default}):
+            yield Candidate(memory, grid, tight=memory == "S2" and packs_more(machine.model, grid))
     for grid in sorted({DEFAULT_GRID, machine.native}):
         for share in SHARES:
             yield Candidate("D0", grid, share=share)

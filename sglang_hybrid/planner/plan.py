@@ -129,7 +129,8 @@ def _preferred(race: Race, found: Found, seeds: Sequence[int], tokens: int) -> C
     equal = [one for one in found.compared if race.excess(one, found.best, seeds).mean <= NOISE]
 
     def preference(one: Candidate) -> tuple[int, int, float]:
-        return one.flags(machine.native), -_line(machine, one, tokens).capacity.holds, race.score(one, seeds)
+        flags = one.flags(machine.default_grid(one))
+        return flags, -_line(machine, one, tokens).capacity.holds, race.score(one, seeds)
 
     return min([found.best, *equal], key=preference)
 
@@ -225,5 +226,3 @@ def starts(machine: Machine, candidate: Candidate) -> bool:
     except GeometryError:
         return False
     return True
-
-

@@ -84,10 +84,12 @@ def _plain(
     race: Race, candidates: Iterable[Candidate], best: Candidate, seeds: Sequence[int]
 ) -> list[Candidate]:
     """The plugin's defaults of each memory, and the best one's with the policy's, where they are as good."""
-    native = race.machine.native
     policies = {best._replace(headroom=0.0, checkpoints=name) for name in (best.checkpoints, "all")}
     policies.add(best._replace(checkpoints="all"))
-    plain = race.ranked([one for one in candidates if not one.flags(native) or one in policies], range(1))
+    default = race.machine.default_grid
+    plain = race.ranked(
+        [one for one in candidates if not one.flags(default(one)) or one in policies], range(1)
+    )
     near = [one for one in plain if race.excess(one, best, range(1)).mean <= NOISE]
     return [one for one in race.ranked(near, seeds) if race.excess(one, best, seeds).mean <= NOISE]
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from sglang_hybrid.geometry import GeometryError, ModelGeometry, block_bytes
+from sglang_hybrid.geometry import (
+    DEFAULT_GRID,
+    GRID_STEP,
+    LARGEST_DEFAULT_GRID,
+    UNIT_TOKENS,
+    GeometryError,
+    ModelGeometry,
+    block_bytes,
+    native_grid,
+)
 from sglang_hybrid.pools.dual import DualPools
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.pools.shared import CoarsePages, PackedConv, PagedCheckpoints
@@ -24,6 +34,24 @@ def make_organization(
     legal choice.
     """
     return ORGANIZATIONS[name](model, grid, budget_bytes, **options)
+
+
+@cache
+def default_grid(name: str, model: ModelGeometry, chunk: int, **options: Any) -> int:
+    """Tokens of a grid step when nobody names them: D0's native grid, else the smallest legal one from
+    `DEFAULT_GRID` up, in steps of `GRID_STEP`; `DEFAULT_GRID` where none is legal, whose refusal says why.
+
+    `chunk`: tokens of a chunk of the model's scan.  `options` as in `make_organization`.
+    """
+    if name == "D0":
+        return native_grid(model, UNIT_TOKENS, chunk)
+    for grid in range(DEFAULT_GRID, LARGEST_DEFAULT_GRID + 1, GRID_STEP):
+        try:
+            smallest_budget(name, model, grid, **options)
+        except GeometryError:
+            continue
+        return grid
+    return DEFAULT_GRID
 
 
 def smallest_budget(name: str, model: ModelGeometry, grid: int, **options: Any) -> int:
