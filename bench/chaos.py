@@ -20,8 +20,8 @@ import requests
 from bench.server import BenchServer
 from bench.storm import Storm, difference, sample
 from sglang_hybrid.cli.demo_model import write_demo_model
-from sglang_hybrid.cli.families import hybrid_shape
 from sglang_hybrid.geometry import ModelGeometry
+from sglang_hybrid.models import hybrid_shape
 from sglang_hybrid.pools.factory import ORGANIZATIONS, make_organization, smallest_budget
 
 GRID = 16

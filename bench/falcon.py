@@ -7,9 +7,9 @@ from functools import partial
 
 from bench.trace import Request
 from bench.workloads import of_trace
-from sglang_hybrid.cli.families import hybrid_shape
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.geometry import DEFAULT_GRID, UNIT_TOKENS, ModelGeometry, block_bytes, native_grid
+from sglang_hybrid.models import hybrid_shape
+from sglang_hybrid.models.public import PUBLIC
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.lifetime import Lifetime

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from bench.server import BenchServer
 from sglang_hybrid.cli.demo_model import write_demo_model
-from sglang_hybrid.cli.families import hybrid_shape
 from sglang_hybrid.geometry import ModelGeometry, block_bytes
+from sglang_hybrid.models import hybrid_shape
 from sglang_hybrid.pools.factory import ORGANIZATIONS
 
 STOCK = "stock"

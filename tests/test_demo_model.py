@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_hybrid.cli import demo_model
-from sglang_hybrid.cli.demo_families import FAMILIES
+from sglang_hybrid.cli.demo_families import demo_family
 from sglang_hybrid.cli.demo_measure import measure
 from sglang_hybrid.cli.demo_model import FALCON_7B_LAYER, write_demo_model
 from sglang_hybrid.cli.demo_shape import DemoShape
@@ -150,8 +150,8 @@ def test_a_geometry_that_makes_no_model_is_named(sizes: dict[str, Any], word: st
 
 @pytest.mark.parametrize(("family", "rows"), [("granite-4", 204), ("qwen3.5", 170)])
 def test_families_with_separate_layers_cut_their_states(family: str, rows: int) -> None:
-    """The proportions that `FAMILIES` promises: fp32, a grid of 16, two stripes that pages cut anywhere."""
-    shape = FAMILIES[family].shape
+    """The proportions that `demo_families` promises: fp32, grid 16, two stripes that pages cut anywhere."""
+    shape = demo_family(family).shape
     page = 2 * shape.kv_heads * shape.head_dim * 4 * 16
     assert page == 32 << 10 and page // (shape.ssm_state * 4) == rows
     assert shape.ssm_width % rows and 2 * shape.ssm_width > rows

@@ -48,7 +48,7 @@ def test_exact_mode_is_proven_on_this_packages_cpu_platform_only(
 
 
 def test_exact_mode_is_proven_per_architecture(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_rules, "SERVED_EXACT", ("AnotherForCausalLM",))
+    monkeypatch.setattr(exact_rules, "tested", lambda exact: ("AnotherForCausalLM",))
     assert "not proven for FalconH1ForCausalLM" in refusal("--model-path", model, *EXACT)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sglang_hybrid"
 FLOORS = (
-    ("geometry", "ledger"),
+    ("geometry", "ledger", "models"),
     ("pools",),
     ("radix",),
     ("kernels",),
@@ -20,7 +20,7 @@ FLOORS = (
 """From the ground up. A room may use rooms of its own floor and of those below."""
 
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-CORE = ("geometry", "ledger", "pools", "radix", "simulator")
+CORE = ("geometry", "ledger", "models", "pools", "radix", "simulator")
 TENSORS = {"pools/arena.py", "pools/views.py"}
 """The two files of the core's folders that may know torch; the simulator runs on what is left."""
 

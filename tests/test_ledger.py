@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.cli import main as cli
-from sglang_hybrid.cli.families import HybridShape, hybrid_shape
 from sglang_hybrid.cli.ledger_table import number
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.geometry import DEFAULT_GRID, GRID_STEP, GeometryError, ModelGeometry, conv_slot_bytes
 from sglang_hybrid.ledger import ACCOUNTS, Demand, DualAccount, PackedAccount, PagedAccount, break_even
+from sglang_hybrid.models import HybridShape, hybrid_shape
+from sglang_hybrid.models.public import PUBLIC
 from sglang_hybrid.pools.dual import DualPools
 from sglang_hybrid.pools.factory import default_grid, make_organization, smallest_budget
 from sglang_hybrid.pools.organization import Need

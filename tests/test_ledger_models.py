@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.cli import main as cli
-from sglang_hybrid.cli.families import HybridShape, hybrid_shape
-from sglang_hybrid.cli.models import PUBLIC
+from sglang_hybrid.models import HybridShape, hybrid_shape
+from sglang_hybrid.models.public import PUBLIC
 
 KIB = 1024
 

@@ -11,9 +11,9 @@ import pytest
 from bench import plan as bench
 from bench.plan import HELD_OUT
 from sglang_hybrid.cli.main import main
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.cli.plan import PARAMETERS, machine_of
 from sglang_hybrid.cli.plan_report import command, lines, report
+from sglang_hybrid.models.public import PUBLIC
 from sglang_hybrid.planner import plan as planning
 from sglang_hybrid.planner.candidates import Candidate, Machine, choices
 from sglang_hybrid.planner.race import Race, Run, interval, student

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.arguments import kept_process, parse
 
@@ -15,10 +16,11 @@ pytest.importorskip("sglang")
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_hybrid.engine import hooks, seams
+from sglang_hybrid.engine import hooks, seams, served
 from sglang_hybrid.engine.hooks import HOOKS, Hook
 from sglang_hybrid.engine.seam_table import SEAMS
 from sglang_hybrid.engine.seams import Seam, SeamError
+from sglang_hybrid.models import RecurrentKind
 
 
 @pytest.fixture(autouse=True)
@@ -215,18 +217,41 @@ class Ours(Stock):
     pass
 
 
+class Layer(torch.nn.Module):
+    pass
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self, layer_idx: int, mixer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer_idx, self.mixer = layer_idx, mixer
+
+
+def runner_of(recurrent: list[int], mixers: list[torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model runner whose config names these recurrent layers, and whose model has these mixers."""
+    config = types.SimpleNamespace(mamba2_cache_params=types.SimpleNamespace(layers=recurrent))
+    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda model: config)
+    model = torch.nn.Sequential(*(Decoder(index, mixer) for index, mixer in enumerate(mixers)))
+    return types.SimpleNamespace(model=model, model_config=None)
+
+
 @pytest.fixture
 def backends(toy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     toy.Stock = Stock  # type: ignore[attr-defined]
-    monkeypatch.setattr(hooks, "STATE_BACKENDS", (("toy_target", "Stock", f"{__name__}:Ours"),))
+    kind = RecurrentKind(
+        "toy", "toy_target:Stock", f"{__name__}:Ours", f"{__name__}:Layer", "state_update", "paged_scan"
+    )
+    monkeypatch.setattr(hooks, "KINDS", {"toy": kind})
+    monkeypatch.setattr(served, "kind_of", lambda model: kind)
     return toy
 
 
-def test_our_backend_is_built_and_the_name_restored(backends: Any) -> None:
+def test_our_backend_is_built_and_the_name_restored(backends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrapper(runner: Any, full: Any) -> Any:
         return types.SimpleNamespace(linear_attn_backend=backends.Stock(), full=full)
 
-    built = hooks.build_attention(wrapper, None, "full")
+    runner = runner_of([1], [torch.nn.Identity(), Layer()], monkeypatch)
+    built = hooks.build_attention(wrapper, runner, "full")
     assert type(built.linear_attn_backend) is Ours
     assert built.full == "full"
     assert backends.Stock is Stock
@@ -238,3 +263,26 @@ def test_another_backend_ends_the_start(backends: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         hooks.build_attention(lambda *_: 1 // 0, None, None)
     assert backends.Stock is Stock
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "mixers", "found"),
+    [
+        ([0, 1], [Layer(), torch.nn.Identity()], r"layers \[0, 1\], found them in layers \[0\]"),
+        ([0], [Layer(), Layer()], r"layers \[0\], found them in layers \[0, 1\]"),
+        ([1], [Layer(), torch.nn.Identity()], r"layers \[1\], found them in layers \[0\]"),
+    ],
+)
+def test_a_layer_past_our_backend_ends_the_start(
+    recurrent: list[int],
+    mixers: list[torch.nn.Module],
+    found: str,
+    backends: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each recurrent layer of the loaded model must hold a module that calls the backend."""
+    runner = runner_of(recurrent, mixers, monkeypatch)
+    with pytest.raises(SeamError, match=f"Sequential: expected a Layer in each of the recurrent {found}"):
+        hooks.build_attention(
+            lambda *_: types.SimpleNamespace(linear_attn_backend=backends.Stock()), runner, None
+        )

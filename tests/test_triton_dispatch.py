@@ -9,9 +9,12 @@ import sys
 import pytest
 
 from sglang_hybrid import kernels
-from sglang_hybrid.kernels import ROUTES, KernelError, Route, choose
+from sglang_hybrid.kernels import ROUTES, KernelError, choose
+from sglang_hybrid.kernels.dispatch import operations
+from sglang_hybrid.models import KINDS
 
-OPERATIONS = tuple(Route._fields[1:])
+OPERATIONS = tuple(operations())
+"""Those of every kind of recurrent layer among them."""
 
 
 @pytest.mark.parametrize("name", ["auto", "torch"])
@@ -25,6 +28,7 @@ def test_a_cpu_gets_the_torch_route(name: str) -> None:
 def test_cuda_gets_triton(name: str) -> None:
     route = choose(name, "cuda:0")
     assert route.name == "triton"
+    assert {name for kind in KINDS.values() for name in (kind.step, kind.scan)} < set(OPERATIONS)
     for operation in OPERATIONS:
         function, reference = getattr(route, operation), getattr(kernels, operation)
         assert function.__module__.startswith("sglang_hybrid.kernels.triton_")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_hybrid import models
 from sglang_hybrid.cli.demo_shape import DemoShape
 
 
 @dataclass(frozen=True)
 class DemoFamily:
     """`model`: the class of transformers, `model_type` its name in config.json, `config` other fields of
-    config.json for a shape.
+    config.json for a shape, `weights` (`module:function`, see `demo_weights`) its random weights.
 
     `config` raises ValueError for a shape that the family cannot have.
     """
@@ -21,6 +23,7 @@ class DemoFamily:
     model_type: str
     shape: DemoShape
     config: Callable[[DemoShape], dict[str, Any]]
+    weights: str
 
 
 def _common(shape: DemoShape) -> dict[str, Any]:
@@ -141,42 +144,61 @@ def qwen_config(shape: DemoShape) -> dict[str, Any]:
     }
 
 
-FAMILIES: dict[str, DemoFamily] = {
-    "falcon-h1": DemoFamily("FalconH1ForCausalLM", "falcon_h1", DemoShape(), falcon_config),
-    # With a grid of 16 and fp32 everywhere a page is 32 KiB.  Three recurrent layers lie in the arenas of
-    # two attention layers: a checkpoint is two stripes of 256 rows, cut by pages of 204; the conv line of
-    # both (8,064 bytes) fits a slot of a quarter page.
-    "granite-4": DemoFamily(
-        "GraniteMoeHybridForCausalLM",
-        "granitemoehybrid",
-        DemoShape(
-            layers=5,
-            attention_every=2,
-            hidden=256,
-            heads=4,
-            kv_heads=4,
-            head_dim=64,
-            ssm_heads=8,
-            ssm_head_dim=32,
-            ssm_state=40,
-        ),
-        granite_config,
+FALCON_H1 = DemoFamily(
+    "FalconH1ForCausalLM",
+    "falcon_h1",
+    DemoShape(),
+    falcon_config,
+    "sglang_hybrid.cli.demo_weights:falcon_weights",
+)
+# With a grid of 16 and fp32 everywhere a page is 32 KiB.  Three recurrent layers lie in the arenas of
+# two attention layers: a checkpoint is two stripes of 256 rows, cut by pages of 204; the conv line of
+# both (8,064 bytes) fits a slot of a quarter page.
+GRANITE_4 = DemoFamily(
+    "GraniteMoeHybridForCausalLM",
+    "granitemoehybrid",
+    DemoShape(
+        layers=5,
+        attention_every=2,
+        hidden=256,
+        heads=4,
+        kv_heads=4,
+        head_dim=64,
+        ssm_heads=8,
+        ssm_head_dim=32,
+        ssm_state=40,
     ),
-    # The same page.  A checkpoint is two stripes of 96 rows, cut by pages of 170; the conv line of both
-    # (6,912 bytes) fits a slot of a quarter page.
-    "qwen3.5": DemoFamily(
-        "Qwen3_5ForCausalLM",
-        "qwen3_5_text",
-        DemoShape(
-            layers=5,
-            attention_every=2,
-            hidden=128,
-            ssm_heads=4,
-            ssm_head_dim=24,
-            ssm_groups=2,
-            ssm_state=48,
-        ),
-        qwen_config,
+    granite_config,
+    "sglang_hybrid.cli.demo_weights:granite_weights",
+)
+# The same page.  A checkpoint is two stripes of 96 rows, cut by pages of 170; the conv line of both
+# (6,912 bytes) fits a slot of a quarter page.
+QWEN3_5 = DemoFamily(
+    "Qwen3_5ForCausalLM",
+    "qwen3_5_text",
+    DemoShape(
+        layers=5,
+        attention_every=2,
+        hidden=128,
+        ssm_heads=4,
+        ssm_head_dim=24,
+        ssm_groups=2,
+        ssm_state=48,
     ),
-}
-"""By the name that `--family` takes."""
+    qwen_config,
+    "sglang_hybrid.cli.demo_gdn:qwen_weights",
+)
+
+
+def demo_names() -> tuple[str, ...]:
+    """What `--family` takes: families of the registry with a demo model."""
+    return tuple(name for name, family in models.FAMILIES.items() if family.demo is not None)
+
+
+def demo_family(name: str) -> DemoFamily:
+    """The demo model of a family.  Raises ValueError for a name that has none."""
+    row = models.FAMILIES.get(name)
+    if row is None or row.demo is None:
+        raise ValueError(f"family is {name!r}, needs one of {', '.join(demo_names())}")
+    found: DemoFamily = pkgutil.resolve_name(row.demo)
+    return found

@@ -12,7 +12,16 @@ import math
 
 import torch
 
-from sglang_hybrid.cli.demo_parts import MEMORY_SPAN, SMALL, STEP, attention, mlp, normal, prefixed
+from sglang_hybrid.cli.demo_parts import (
+    MEMORY_SPAN,
+    SMALL,
+    STEP,
+    attention,
+    checkpoint,
+    mlp,
+    normal,
+    prefixed,
+)
 from sglang_hybrid.cli.demo_shape import DemoShape
 
 CONSTANT = 4.0
@@ -67,3 +76,10 @@ def qwen_layer(shape: DemoShape, layer: int, generator: torch.Generator) -> dict
             "post_attention_layernorm.weight": torch.zeros(shape.hidden),
         }
     )
+
+
+def qwen_weights(
+    shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0
+) -> dict[str, torch.Tensor]:
+    """All weights of a dense Qwen3.5; see `checkpoint`."""
+    return checkpoint(shape, qwen_layer, seed, silent, logit_std, unit_norm=0.0, constant=CONSTANT)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import pkgutil
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
-from sglang_hybrid.cli.demo_families import FAMILIES
+from sglang_hybrid.cli.demo_families import demo_family, demo_names
 from sglang_hybrid.cli.demo_shape import DemoShape
 
 HELP = {
@@ -52,7 +53,7 @@ def write_demo_model(
 ) -> Path:
     """Write the model into `directory` (made if missing, files of the same name replaced); return it.
 
-    `family`: a key of `FAMILIES`.  `dtype` of the weights: "float32", "bfloat16" or "float16".
+    `family`: one of `demo_names()`.  `dtype` of the weights: "float32", "bfloat16" or "float16".
     `shape` (default: the family's), or single fields of `DemoShape` by name (`layers=4, vocab=512`),
     set the geometry.  Same arguments, same bytes.  Raises ValueError for a family, a dtype or a
     geometry that makes no model.
@@ -61,21 +62,19 @@ def write_demo_model(
     import transformers
 
     from sglang_hybrid.cli.demo_tokenizer import FIRST_NAMED, SPECIALS, build_tokenizer
-    from sglang_hybrid.cli.demo_weights import demo_weights
 
-    if family not in FAMILIES:
-        raise ValueError(f"family is {family!r}, needs one of {', '.join(FAMILIES)}")
+    made = demo_family(family)
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"dtype is {dtype!r}, needs 'float32', 'bfloat16' or 'float16'")
-    shape = replace(shape or FAMILIES[family].shape, **sizes)
-    model_class = getattr(transformers, FAMILIES[family].model)
+    shape = replace(shape or made.shape, **sizes)
+    model_class = getattr(transformers, made.model)
     specials = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": SPECIALS.index("<eos>")}
-    config = FAMILIES[family].config(shape)
+    config = made.config(shape)
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     with torch.device("meta"):
         model = model_class(model_class.config_class(**config, **specials, dtype=dtype))
-    weights = demo_weights(family, shape, seed, FIRST_NAMED, logit_std)
+    weights = pkgutil.resolve_name(made.weights)(shape, seed, FIRST_NAMED, logit_std)
     # assign: the meta parameters take over these tensors; a missing or surplus name raises.
     model.load_state_dict(weights, assign=True, strict=True)
     model.to(getattr(torch, dtype))
@@ -98,7 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="where to write the checkpoint")
     parser.add_argument(
-        "--family", choices=list(FAMILIES), default="falcon-h1", help="kind of model (default: falcon-h1)"
+        "--family", choices=demo_names(), default="falcon-h1", help="kind of model (default: falcon-h1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed; same seed, same bytes (default: 0)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
@@ -123,9 +122,7 @@ def _defaults(name: str) -> str:
     """A field's default, and those of the families that have another."""
     base = getattr(DemoShape(), name)
     others = [
-        f"{key}: {value}"
-        for key, family in FAMILIES.items()
-        if (value := getattr(family.shape, name)) != base
+        f"{key}: {value}" for key in demo_names() if (value := getattr(demo_family(key).shape, name)) != base
     ]
     return ", ".join([str(base), *others])
 

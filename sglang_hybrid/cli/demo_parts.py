@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -47,3 +48,37 @@ def mlp(shape: DemoShape, generator: torch.Generator) -> dict[str, torch.Tensor]
             (shape.hidden, shape.intermediate), 1 / math.sqrt(shape.intermediate), generator
         ),
     }
+
+
+def checkpoint(
+    shape: DemoShape,
+    layer_weights: Callable[[DemoShape, int, torch.Generator], dict[str, torch.Tensor]],
+    seed: int,
+    silent: int,
+    logit_std: float,
+    *,
+    final_norm: str = "norm",
+    unit_norm: float = 1.0,
+    constant: float | None = None,
+) -> dict[str, torch.Tensor]:
+    """All weights of a model in fp32, named as transformers' class of the family names them.
+
+    `layer_weights(shape, layer, generator)`: those of one layer.  Ids below `silent` (specials and single
+    bytes) never win: the model does not stop by itself, and what it says is text that encodes back to the
+    same ids.  `logit_std` spreads the logits of the others; it decides how far apart first and second are.
+    `unit_norm`: the weight of a norm that changes nothing.  `constant`: first channel of every embedding.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    head = normal((shape.vocab, shape.hidden), logit_std / math.sqrt(shape.hidden), generator)
+    head[:silent] = 0
+    embeddings = normal((shape.vocab, shape.hidden), 1.0, generator)
+    if constant is not None:
+        embeddings[:, 0] = constant
+    weights = {
+        "model.embed_tokens.weight": embeddings,
+        f"model.{final_norm}.weight": torch.full((shape.hidden,), unit_norm),
+        "lm_head.weight": head,
+    }
+    for layer in range(shape.layers):
+        weights |= prefixed(f"model.layers.{layer}", layer_weights(shape, layer, generator))
+    return weights

@@ -1,4 +1,4 @@
-"""Weights of a demo model: small, random, and unable to hide a wrong state.
+"""Weights of the Mamba2 demo models: small, random, and unable to hide a wrong state.
 
 Plain random weights forget within a few tokens, and most state bugs would then stay invisible.
 Here every head has its own memory, spread from `MEMORY_SPAN[0]` to `MEMORY_SPAN[1]` tokens; the
@@ -12,8 +12,16 @@ import math
 
 import torch
 
-from sglang_hybrid.cli.demo_gdn import CONSTANT, qwen_layer
-from sglang_hybrid.cli.demo_parts import MEMORY_SPAN, SMALL, STEP, attention, mlp, normal, prefixed
+from sglang_hybrid.cli.demo_parts import (
+    MEMORY_SPAN,
+    SMALL,
+    STEP,
+    attention,
+    checkpoint,
+    mlp,
+    normal,
+    prefixed,
+)
 from sglang_hybrid.cli.demo_shape import DemoShape
 
 
@@ -68,31 +76,15 @@ def granite_layer(shape: DemoShape, layer: int, generator: torch.Generator) -> d
     }
 
 
-LAYERS = {"falcon-h1": falcon_layer, "granite-4": granite_layer, "qwen3.5": qwen_layer}
-"""By family: the weights of a layer."""
-
-
-def demo_weights(
-    family: str, shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0
+def falcon_weights(
+    shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0
 ) -> dict[str, torch.Tensor]:
-    """All weights of the checkpoint in fp32, named as transformers' class of the family names them.
+    """All weights of a Falcon-H1; see `checkpoint`."""
+    return checkpoint(shape, falcon_layer, seed, silent, logit_std, final_norm="final_layernorm")
 
-    Ids below `silent` (specials and single bytes) never win: the model does not stop by itself, and
-    what it says is text that encodes back to the same ids.  `logit_std` spreads the logits of the
-    others; it decides how far apart first and second are.
-    """
-    layer_weights = LAYERS[family]
-    generator = torch.Generator().manual_seed(seed)
-    head = normal((shape.vocab, shape.hidden), logit_std / math.sqrt(shape.hidden), generator)
-    head[:silent] = 0
-    embeddings, norm = normal((shape.vocab, shape.hidden), 1.0, generator), torch.ones(shape.hidden)
-    if family == "qwen3.5":
-        embeddings[:, 0], norm = CONSTANT, torch.zeros(shape.hidden)
-    weights = {
-        "model.embed_tokens.weight": embeddings,
-        f"model.{'final_layernorm' if family == 'falcon-h1' else 'norm'}.weight": norm,
-        "lm_head.weight": head,
-    }
-    for layer in range(shape.layers):
-        weights |= prefixed(f"model.layers.{layer}", layer_weights(shape, layer, generator))
-    return weights
+
+def granite_weights(
+    shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0
+) -> dict[str, torch.Tensor]:
+    """All weights of a Granite-4; see `checkpoint`."""
+    return checkpoint(shape, granite_layer, seed, silent, logit_std)

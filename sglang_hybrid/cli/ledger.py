@@ -13,12 +13,12 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
-from sglang_hybrid.cli.families import HybridShape, hybrid_shape
-from sglang_hybrid.cli.fields import ConfigError
 from sglang_hybrid.cli.ledger_report import DTYPES, Question, report
 from sglang_hybrid.cli.ledger_table import table
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, GeometryError
+from sglang_hybrid.models import HybridShape, hybrid_shape
+from sglang_hybrid.models.fields import ConfigError
+from sglang_hybrid.models.public import PUBLIC
 
 SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SUFFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "": 1}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sglang_hybrid.cli.families import HybridShape
 from sglang_hybrid.geometry import (
     DEFAULT_ATTENTION_SHARE,
     DEFAULT_GRID,
@@ -31,6 +30,7 @@ from sglang_hybrid.ledger import (
     PagedAccount,
     break_even,
 )
+from sglang_hybrid.models import HybridShape
 from sglang_hybrid.pools.factory import default_grid
 
 DTYPES = {

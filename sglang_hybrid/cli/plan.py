@@ -15,13 +15,13 @@ import re
 import sys
 from pathlib import Path
 
-from sglang_hybrid.cli.families import HybridShape
-from sglang_hybrid.cli.fields import ConfigError
 from sglang_hybrid.cli.ledger import SSM_DTYPES, choice, load, size, whole
 from sglang_hybrid.cli.ledger_report import DTYPES
-from sglang_hybrid.cli.models import PUBLIC
 from sglang_hybrid.cli.plan_report import About, lines, report
 from sglang_hybrid.geometry import GeometryError
+from sglang_hybrid.models import KINDS, HybridShape
+from sglang_hybrid.models.fields import ConfigError
+from sglang_hybrid.models.public import PUBLIC
 from sglang_hybrid.planner.candidates import Machine
 from sglang_hybrid.planner.plan import NothingFits, plan
 from sglang_hybrid.simulator.cost import StepCost, Weights
@@ -47,9 +47,6 @@ PARAMETERS = {
     "kimi-linear-48b": (48e9, 3e9),
 }
 """Parameters, and those that compute on a token, where a model's name does not say them well enough."""
-
-SERVED = ("falcon_h1", "granitemoehybrid", "qwen3_5_text")
-"""Families that the plugin serves; others can be planned for."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -152,7 +149,7 @@ def machine_of(
         name,
         source,
         path,
-        shape.family in SERVED,
+        shape.kind in KINDS,
         chosen,
         has,
         STATIC_PART,

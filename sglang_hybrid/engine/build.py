@@ -24,6 +24,7 @@ from sglang_hybrid.engine.budget_rules import beyond_free
 from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
 from sglang_hybrid.engine.rules import Refusal
+from sglang_hybrid.engine.served import architecture, kind_of, why_not_served
 from sglang_hybrid.engine.tokens import GridTokens
 from sglang_hybrid.geometry import SCAN_CHUNK, native_grid
 from sglang_hybrid.pools.arena import Arenas, StateShape
@@ -266,21 +267,17 @@ def scan_chunk(configurator: Any) -> int:
 def state_shape(configurator: Any) -> StateShape:
     """Shapes and dtypes of this rank's state, from SGLang's own per-rank cache parameters."""
     params = configurator.mambaish_config.mamba2_cache_params
-    heads, head_dim, state_size = params.shape.temporal
-    (channels, window), *others = params.shape.conv
-    if others:
-        raise ValueError(f"a recurrent layer with {1 + len(others)} conv states is not supported; only 1 is")
     model = configurator.model_config
+    kind = kind_of(model)
+    if kind is None or len(params.shape.conv) != 1:
+        raise ValueError(f"{architecture(model)} is not served: {why_not_served(model)}")
+    dims = kind.dims(params.shape.temporal, params.shape.conv[0])
     return StateShape(
         kv_heads=model.get_num_kv_heads(get_parallel().attn_tp_size),
         kv_dim=model.head_dim,
         kv_dtype=configurator.kv_cache_dtype,
-        heads=heads,
-        head_dim=head_dim,
-        state_size=state_size,
+        **dims._asdict(),
         ssm_dtype=params.dtype.temporal,
-        channels=channels,
-        window=window,
         conv_dtype=params.dtype.conv,
     )
 

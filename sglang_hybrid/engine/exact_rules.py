@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of
+from sglang_hybrid.engine.served import architecture
+from sglang_hybrid.models import tested
 
 ATTENTION = "torch_native"
-SERVED_EXACT = ("FalconH1ForCausalLM",)
-"""Architectures that `sglang-hybrid verify --exact` has passed."""
 
 
 def _platform(facts: Facts) -> str | None:
@@ -25,10 +25,10 @@ def _platform(facts: Facts) -> str | None:
 
 
 def _architecture(facts: Facts) -> str | None:
-    names = facts.model.hf_config.architectures or ["?"]
-    if names[0] in SERVED_EXACT:
+    name, proven = architecture(facts.model), tested(exact=True)
+    if name in proven:
         return None
-    return f"--hybrid-exact is not proven for {names[0]}; proven: {', '.join(SERVED_EXACT)}; leave it out."
+    return f"--hybrid-exact is not proven for {name}; proven: {', '.join(proven)}; leave it out."
 
 
 def _attention(facts: Facts) -> str | None:

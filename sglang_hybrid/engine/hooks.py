@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from sglang_hybrid.models import KINDS
+
 SCHEDULER = "sglang.srt.managers.scheduler"
 ENGINE = "sglang.srt.entrypoints.engine"
 
@@ -101,25 +103,7 @@ HOOKS: tuple[Hook, ...] = (
 
 TREE_FACTORY = "sglang_hybrid.engine.build:make_tree_cache"
 
-STATE_BACKENDS: tuple[tuple[str, str, str], ...] = (
-    (
-        "sglang.srt.layers.attention.hybrid_linear_attn_backend",
-        "Mamba2AttnBackend",
-        "sglang_hybrid.engine.mixer:HybridMamba2Backend",
-    ),
-    (
-        "sglang.srt.layers.attention.linear.gdn_backend",
-        "GDNAttnBackend",
-        "sglang_hybrid.engine.gdn_mixer:HybridGDNBackend",
-    ),
-)
-"""(module, stock class, our subclass) for each kind of recurrent layer that has an adapter."""
-
 EXACT_ATTENTION = "sglang_hybrid.engine.exact:ExactAttention"
-EXACT_STATE_BACKENDS = {
-    "sglang_hybrid.engine.mixer:HybridMamba2Backend": "sglang_hybrid.engine.exact:ExactMamba2Backend",
-}
-"""Subclass of STATE_BACKENDS -> what serves in its place with `--hybrid-exact`."""
 
 
 def published_on() -> bool:
@@ -220,10 +204,11 @@ def _backends_swapped(exact: bool) -> Iterator[tuple[type, ...]]:
     stock: list[tuple[Any, str, Any]] = []
     ours: list[type] = []
     try:
-        for module_name, name, path in STATE_BACKENDS:
-            serving = EXACT_STATE_BACKENDS.get(path) if exact else path
+        for kind in KINDS.values():
+            serving = kind.exact if exact else kind.adapter
             if serving is None:  # refused by `exact_rules`; a stock one that is built is found out below
                 continue
+            module_name, name = kind.backend.split(":")
             module = importlib.import_module(module_name)
             stock.append((module, name, getattr(module, name)))
             ours.append(pkgutil.resolve_name(serving))
@@ -241,10 +226,13 @@ def build_attention(original: Callable[..., Any], runner: Any, full_attn_backend
     models keep the stock name, of which ours is a subclass, for their `isinstance`.
 
     Raises:
-        SeamError: it built something else.
+        SeamError: it built something else, or recurrent layers of the model do not call it.
     """
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
     from sglang_hybrid.engine.args import published_exact
     from sglang_hybrid.engine.seams import SeamError
+    from sglang_hybrid.engine.served import check_layers, kind_of
 
     exact = published_exact()
     if exact:
@@ -257,4 +245,11 @@ def build_attention(original: Callable[..., Any], runner: Any, full_attn_backend
             f"attn_backend_wrapper: expected a state backend among {[kind.__name__ for kind in ours]}, "
             f"found {type(built).__name__}"
         )
+    kind = kind_of(runner.model_config)
+    if kind is None or not isinstance(built, pkgutil.resolve_name(kind.backend)):
+        raise SeamError(
+            f"attn_backend_wrapper: expected {kind and kind.backend} for {type(runner.model).__name__}, "
+            f"found {type(built).__name__}"
+        )
+    check_layers(kind, runner.model, mambaish_config(runner.model_config).mamba2_cache_params.layers)
     return backend

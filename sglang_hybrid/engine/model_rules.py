@@ -9,6 +9,7 @@ from sglang_hybrid.engine.args import organization_options, page_size_for
 from sglang_hybrid.engine.budget_rules import HIT_MARGIN, beyond_machine, no_hit
 from sglang_hybrid.engine.input_rules import KV_DTYPES, backend_sentence, backends
 from sglang_hybrid.engine.rules import Facts, Rule
+from sglang_hybrid.engine.served import architecture, kind_of, why_not_served
 from sglang_hybrid.geometry import (
     DEFAULT_ATTENTION_SHARE,
     UNIT_TOKENS,
@@ -18,6 +19,7 @@ from sglang_hybrid.geometry import (
 )
 from sglang_hybrid.kernels import KernelError
 from sglang_hybrid.kernels.flashinfer_state_update import need_whole_heads
+from sglang_hybrid.models import FAMILIES
 from sglang_hybrid.pools import factory
 from sglang_hybrid.pools.arena import StateShape, check_alignment
 
@@ -25,38 +27,16 @@ AMPLE_PIECES = 64
 """Blocks and checkpoints an arena that no organization finds too small."""
 LEAST_SHARE = 1e-4
 """Smallest side of a split for which ample means ample."""
-SERVED = {
-    "FalconH1ForCausalLM": "every layer holds attention and a Mamba2 mixer, so one page serves both",
-    "GraniteMoeHybridForCausalLM": "Mamba2 layers lie in stripes over the pages of the attention layers",
-    "Qwen3_5ForCausalLM": "gated delta rule layers lie in stripes, too",
-}
-"""Architectures with an adapter for their recurrent layers, and why the page format fits."""
-DELTA_RULE = ("Qwen3_5ForCausalLM",)
-"""Those whose recurrent layers are not Mamba2."""
-DENSE = ("GraniteMoeHybridForCausalLM",)
-"""Those that may have experts, and are served without."""
 
 
 def _architecture(facts: Facts) -> str | None:
-    names = facts.model.hf_config.architectures or ["?"]
-    if names[0] in SERVED:
+    reason = why_not_served(facts.model)
+    if reason is None:
         return None
     return (
-        f"--hybrid-mem {facts.mem} does not serve {names[0]} (--model-path {facts.now('model_path')}); "
-        f"served: {', '.join(SERVED)}; leave --hybrid-mem out for stock SGLang."
-    )
-
-
-def _experts(facts: Facts) -> str | None:
-    """Granite-4 has one architecture for models with and without experts."""
-    name = (facts.model.hf_config.architectures or ["?"])[0]
-    count = getattr(facts.model.hf_config, "num_local_experts", 0)
-    if name not in DENSE or not count:
-        return None
-    return (
-        f"--hybrid-mem {facts.mem} is tested with {name} without experts, not with {count} "
-        f"(num_local_experts, --model-path {facts.now('model_path')}): serve a dense one, or leave "
-        "--hybrid-mem out for stock SGLang."
+        f"--hybrid-mem {facts.mem} does not serve {architecture(facts.model)} (--model-path "
+        f"{facts.now('model_path')}): {reason}; leave --hybrid-mem out for stock SGLang, or serve one of "
+        f"{', '.join(FAMILIES)}."
     )
 
 
@@ -125,9 +105,10 @@ def _layout(facts: Facts) -> str | None:
             facts.mem, model, grid, min(budget or ample, ample), **options
         )
         if facts.given("hybrid_kernels") == "flashinfer":
-            if facts.model.hf_config.architectures[0] in DELTA_RULE:
+            kind = kind_of(facts.model)
+            if kind is None or not kind.flashinfer:
                 raise KernelError(
-                    "its state update is Mamba2's and these layers go by the delta rule; use auto"
+                    f"it has a step for Mamba2 states and these layers are {kind and kind.name}; use auto"
                 )
             need_whole_heads(shape, organization)
         check_alignment(organization.layout(), shape, model)
@@ -175,7 +156,6 @@ def _post_capture(facts: Facts) -> str | None:
 
 MODEL_RULES: tuple[Rule, ...] = (
     Rule("model_path", _architecture),
-    Rule("model_path", _experts),
     Rule("attention_backend", _attention_backend),
     Rule("page_size", _final_page),
     Rule("hybrid_grid", _layout),

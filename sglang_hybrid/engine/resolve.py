@@ -23,6 +23,7 @@ from sglang_hybrid.engine.args import (
 )
 from sglang_hybrid.engine.attention_choice import choose_attention
 from sglang_hybrid.engine.model_rules import rank_state
+from sglang_hybrid.engine.served import untested
 from sglang_hybrid.geometry import GRID_STEP, GeometryError
 from sglang_hybrid.pools.factory import default_grid
 
@@ -161,6 +162,8 @@ def validate(server_args: Any, previous: Step) -> None:
     if organization(server_args) is None:
         return
     refusals.refuse_resolved(server_args)
+    if warning := untested(rules.Facts(server_args).model):
+        logger.warning(warning)
     _fit_chunk(server_args)
 
 

@@ -1,42 +1,60 @@
 """Which kernels run, chosen once by name and device: `auto`, `triton`, `flashinfer`, `torch`.
 
-A route is a table of operations with one signature each, that of the torch reference.  Triton is
-imported when it is chosen, so this package needs it on no CPU.
+A route is a table of operations with one signature each, that of the torch reference.  The recurrences come
+from the registry of models: operation `NAME` is the function `NAME` of module `NAME`, and of `triton_NAME`.
+Triton is imported when it is chosen, so this package needs it on no CPU.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from sglang_hybrid.kernels.checkpoint_io import copy_checkpoints, fill_checkpoints
 from sglang_hybrid.kernels.checks import KernelError
-from sglang_hybrid.kernels.conv_update import conv_update
-from sglang_hybrid.kernels.delta_update import delta_update
 from sglang_hybrid.kernels.launch import interpreting
-from sglang_hybrid.kernels.paged_conv import paged_conv
-from sglang_hybrid.kernels.paged_delta_scan import paged_delta_scan
-from sglang_hybrid.kernels.paged_scan import paged_scan
-from sglang_hybrid.kernels.state_update import state_update
+from sglang_hybrid.models.kinds import KINDS
 
 ROUTES = ("auto", "triton", "flashinfer", "torch")
 
+SHARED = {
+    "conv_update": "conv_update",
+    "paged_conv": "paged_conv",
+    "copy_checkpoints": "checkpoint_io",
+    "fill_checkpoints": "checkpoint_io",
+}
+"""Operations that no kind of layer brings, and the modules that they are in."""
 
-class Route(NamedTuple):
-    """Operations of one backend; see the functions of these names in `sglang_hybrid.kernels`."""
+
+def operations() -> dict[str, str]:
+    """Every operation of a route and its module (Triton's: with `triton_` before it)."""
+    steps = [name for kind in KINDS.values() for name in (kind.step, kind.scan)]
+    return {**SHARED, **{name: name for name in steps}}
+
+
+@dataclass(frozen=True)
+class Route:
+    """Operations of one backend, as attributes; see the functions of these names in this package."""
 
     name: str
-    state_update: Callable[..., torch.Tensor]
-    delta_update: Callable[..., torch.Tensor]
-    conv_update: Callable[..., torch.Tensor]
-    paged_conv: Callable[..., torch.Tensor]
-    paged_scan: Callable[..., torch.Tensor]
-    paged_delta_scan: Callable[..., torch.Tensor]
-    copy_checkpoints: Callable[..., None]
-    fill_checkpoints: Callable[..., None]
+    table: Mapping[str, Callable[..., Any]]
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        try:
+            return self.__dict__["table"][operation]
+        except KeyError:
+            raise AttributeError(f"route has no operation {operation!r}") from None
+
+
+def _route(name: str, prefix: str) -> Route:
+    modules = {
+        module: importlib.import_module(f"{__package__}.{prefix}{module}") for module in operations().values()
+    }
+    return Route(name, {name: getattr(modules[module], name) for name, module in operations().items()})
 
 
 def why_not(name: str, device: torch.device | str) -> str | None:
@@ -70,41 +88,11 @@ def choose(name: str, device: torch.device | str) -> Route:
         raise KernelError(reason)
     kind = torch.device(device).type
     if name == "torch" or (name == "auto" and kind != "cuda"):
-        return Route(
-            "torch",
-            state_update,
-            delta_update,
-            conv_update,
-            paged_conv,
-            paged_scan,
-            paged_delta_scan,
-            copy_checkpoints,
-            fill_checkpoints,
-        )
-    from sglang_hybrid.kernels import (
-        triton_checkpoint_io,
-        triton_conv_update,
-        triton_delta_update,
-        triton_paged_conv,
-        triton_paged_delta_scan,
-        triton_paged_scan,
-        triton_state_update,
-    )
-
-    route = Route(
-        "triton",
-        triton_state_update.state_update,
-        triton_delta_update.delta_update,
-        triton_conv_update.conv_update,
-        triton_paged_conv.paged_conv,
-        triton_paged_scan.paged_scan,
-        triton_paged_delta_scan.paged_delta_scan,
-        triton_checkpoint_io.copy_checkpoints,
-        triton_checkpoint_io.fill_checkpoints,
-    )
+        return _route("torch", "")
+    route = _route("triton", "triton_")
     if name != "flashinfer":
         return route
     from sglang_hybrid.kernels import flashinfer_state_update
 
     # FlashInfer has the state update alone; what it cannot serve its function refuses.
-    return route._replace(name="flashinfer", state_update=flashinfer_state_update.state_update)
+    return Route(name, {**route.table, "state_update": flashinfer_state_update.state_update})

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sglang_hybrid.cli.families import hybrid_shape
+from sglang_hybrid.models import hybrid_shape
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.radix.history import Cause
 from sglang_hybrid.simulator import passes

@@ -11,16 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sglang_hybrid.cli.demo_families import FAMILIES, DemoFamily
+from sglang_hybrid.cli.demo_families import FALCON_H1, DemoFamily
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-FALCON = FAMILIES["falcon-h1"]
-
-
 def write_config(
-    directory: Path, architecture: str | None = None, family: DemoFamily = FALCON, **changes: Any
+    directory: Path, architecture: str | None = None, family: DemoFamily = FALCON_H1, **changes: Any
 ) -> str:
     """A model directory with config.json alone: whoever looks for weights there must fail."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""From a Hugging Face config to the state of one rank: the hybrid families that SGLang serves.
+"""From a Hugging Face config to the state of all ranks: one reader a spelling of the config.
 
 Formulas restate the shapes of `sglang.srt.configs.mamba_utils` (`Mamba2StateShape.create`,
 `KimiLinearStateShape.create`) and the layer lists of SGLang's config classes, in plain Python: the
@@ -7,68 +7,9 @@ ledger needs neither torch nor transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-from sglang_hybrid.cli.fields import ConfigError, Fields
-from sglang_hybrid.geometry import SCAN_CHUNK, ModelGeometry
-
-LEGAL_TP = 64
-"""Largest tensor-parallel size that a message offers."""
-
-
-@dataclass(frozen=True)
-class HybridShape:
-    """What all ranks together keep, in elements; one recurrent layer, one token of one attention layer.
-
-    A recurrent layer keeps `heads * head_rows` rows of `row` elements and a conv window of `taps`
-    for `channels + groups * group_channels` channels.  Attention keeps `kv_heads` times `kv_row`
-    elements (K and V); a latent row is one that every rank keeps whole.
-    """
-
-    family: str
-    attention: tuple[int, ...]
-    recurrent: tuple[int, ...]
-    query_heads: int
-    kv_heads: int
-    kv_row: int
-    heads: int
-    head_rows: int
-    row: int
-    channels: int
-    taps: int
-    groups: int = 1
-    group_channels: int = 0
-    latent: bool = False
-    chunk: int = SCAN_CHUNK
-
-    def divides(self, tp: int) -> bool:
-        """Whether SGLang can split the model over this many ranks."""
-        heads = self.heads if self.row else self.channels
-        kv = self.latent or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
-        groups = self.groups == 1 or self.groups % tp == 0
-        return self.query_heads % tp == 0 and kv and heads % tp == 0 and groups
-
-    def geometry(self, tp: int, *, kv_bytes: int, ssm_bytes: int, conv_bytes: int) -> ModelGeometry:
-        """State of one rank for these element sizes.  Raises `ConfigError` for a TP that does not fit."""
-        if not self.divides(tp):
-            legal = ", ".join(str(n) for n in range(1, LEGAL_TP + 1) if self.divides(n))
-            raise ConfigError(
-                f"--tp {tp} does not split {self.query_heads} query heads, {self.kv_heads} KV heads, "
-                f"{self.heads} recurrent heads and {self.groups} groups evenly: use one of {legal}"
-            )
-        # A single group is copied to every rank; fewer KV heads than ranks are too.
-        groups = tp if self.groups % tp else self.groups
-        kv_heads = 1 if self.latent else max(1, self.kv_heads // tp)
-        return ModelGeometry(
-            attention_layers=self.attention,
-            recurrent_layers=self.recurrent,
-            kv_row_bytes=kv_heads * self.kv_row * kv_bytes,
-            ssm_rows=self.heads // tp * self.head_rows if self.row else 0,
-            ssm_row_bytes=self.row * ssm_bytes,
-            conv_bytes=(self.channels + groups * self.group_channels) // tp * self.taps * conv_bytes,
-        )
+from sglang_hybrid.geometry import SCAN_CHUNK
+from sglang_hybrid.models.fields import ConfigError, Fields
+from sglang_hybrid.models.shape import HybridShape
 
 
 def falcon_h1(fields: Fields) -> HybridShape:
@@ -139,6 +80,7 @@ def _mamba2(
         )
     return HybridShape(
         fields.family,
+        "mamba2",
         *layers,
         *_attention(fields),
         heads,
@@ -165,6 +107,7 @@ def gated_delta(fields: Fields) -> HybridShape:
     heads = fields.whole("linear_num_value_heads")
     return HybridShape(
         fields.family,
+        "gated-delta",
         *layers,
         *_attention(fields),
         heads,
@@ -191,6 +134,7 @@ def kimi_linear(fields: Fields) -> HybridShape:
         kept = _attention(fields)
     return HybridShape(
         fields.family,
+        "kda",
         tuple(layer for layer in range(count) if layer not in recurrent),
         recurrent,
         *kept,
@@ -213,6 +157,7 @@ def lfm2(fields: Fields) -> HybridShape:
         layers = attention, tuple(layer for layer in range(count) if layer not in attention)
     return HybridShape(
         fields.family,
+        "short-conv",
         *layers,
         *_attention(fields),
         1,
@@ -229,41 +174,3 @@ def _attention(fields: Fields) -> tuple[int, int, int]:
     heads = fields.whole("num_attention_heads")
     dim = fields.whole("head_dim", "attention_head_dim", default=0) or fields.whole("hidden_size") // heads
     return heads, fields.whole("num_key_value_heads", default=heads), 2 * dim
-
-
-FAMILIES: dict[str, Callable[[Fields], HybridShape]] = {
-    "falcon_h1": falcon_h1,
-    "granitemoehybrid": granite,
-    "nemotron_h": nemotron_h,
-    "qwen3_next": gated_delta,
-    "qwen3_5": gated_delta,
-    "qwen3_5_text": gated_delta,
-    "qwen3_5_moe": gated_delta,
-    "qwen3_5_moe_text": gated_delta,
-    "kimi_linear": kimi_linear,
-    "lfm2": lfm2,
-    "lfm2_moe": lfm2,
-}
-"""Reader of each `model_type`."""
-
-
-def hybrid_shape(config: dict[str, Any], where: str) -> HybridShape:
-    """The shape that a config describes; `where` names it in messages.
-
-    Raises `ConfigError` for a family, a field or a value that gives no hybrid geometry.
-    """
-    inner = config.get("text_config")
-    if isinstance(inner, dict):
-        family = inner.get("model_type", config.get("model_type"))
-        config = inner
-    else:
-        family = config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ConfigError(f"{where}: model_type {family!r} is no known hybrid family: {', '.join(FAMILIES)}")
-    shape = FAMILIES[family](Fields(config, family, where))
-    if not shape.attention or not shape.recurrent:
-        raise ConfigError(
-            f"{where}: {len(shape.attention)} attention and {len(shape.recurrent)} recurrent layers make no "
-            "hybrid model: give one with both"
-        )
-    return shape
