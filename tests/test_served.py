@@ -1,11 +1,11 @@
 """Which models are served: decided by SGLang's own configuration, refused with a reason, warned of."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_hybrid import models
 from sglang_hybrid.cli.demo_families import demo_family
 from tests.support.arguments import resolved, write_config
 from tests.support.refusal import ON, refusal
@@ -13,7 +13,6 @@ from tests.support.refusal import ON, refusal
 pytest.importorskip("sglang")
 
 from sglang_hybrid.engine import served
-from sglang_hybrid.models import KINDS, tested
 
 pytestmark = pytest.mark.usefixtures("kept")
 
@@ -68,18 +67,17 @@ def test_a_model_that_is_not_served_is_named_with_the_reason(
 
 
 def test_an_untested_architecture_starts_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing but its name is new: its layers are of a kind that others are tested with."""
     model = write_config(tmp_path, "Qwen3NextFinetuneForCausalLM", **NEXT)
-    with caplog.at_level(logging.WARNING):
-        record = resolved("--model-path", model, "--skip-tokenizer-init", *ON, "--hybrid-grid", "64")
-    said = [line.getMessage() for line in caplog.records if "sglang-hybrid verify" in line.getMessage()]
+    record = resolved("--model-path", model, "--skip-tokenizer-init", *ON, "--hybrid-grid", "64")
+    said = [line for line in capsys.readouterr().err.splitlines() if "sglang-hybrid verify" in line]
     assert len(said) == 1 and "Qwen3NextFinetuneForCausalLM" in said[0] and "gated-delta" in said[0]
     from sglang.srt.arg_groups.overrides import model_config_of
 
     kind = served.kind_of(model_config_of(record))
-    assert kind is KINDS["gated-delta"]
+    assert kind is models.KINDS["gated-delta"]
 
 
 @pytest.mark.parametrize("field", ["short_conv_layer_ids", "ngram_context_len", "indexer_n_heads"])
@@ -114,5 +112,7 @@ def test_a_form_of_attention_without_pages_is_refused(
 
 
 def test_tested_architectures_are_those_of_demo_models() -> None:
-    assert {"FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3_5ForCausalLM"} <= set(tested())
-    assert tested(exact=True) == ("FalconH1ForCausalLM",)
+    assert {"FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3_5ForCausalLM"} <= set(
+        models.tested()
+    )
+    assert models.tested(exact=True) == ("FalconH1ForCausalLM",)
