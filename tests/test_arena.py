@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
+from sglang_hybrid.engine.unit_tails import Poison
 from sglang_hybrid.geometry import GeometryError
-from sglang_hybrid.kernels import read_states, read_windows, write_states, write_windows
+from sglang_hybrid.kernels import choose, read_states, read_windows, write_states, write_windows
 from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.factory import make_organization
 
@@ -52,6 +53,8 @@ def test_every_layer_of_every_checkpoint_has_bytes_of_its_own(name: str) -> None
     assert [model.place(layer) for layer in range(5)] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]  # dealt
     organization = make_organization(name, model, 16, 1 << 17)
     memory = Arenas(organization.layout(), shape, model, "cpu")
+    poison = Poison(organization, memory)
+    poison.spread(choose("torch", "cpu"))
     taken = [organization.allocate_checkpoint() for _ in range(3)]
     units = organization.allocate_units(2)
     assert units is not None
@@ -81,9 +84,9 @@ def test_every_layer_of_every_checkpoint_has_bytes_of_its_own(name: str) -> None
             assert torch.equal(memory.kv(arena)[slots], rows[arena])
 
     kept([0, 1, 2])
-    for page in pages[1].tolist():
-        memory.poison_state(page)
-    memory.poison_line(int(lines[1]))
+    assert taken[1] is not None
+    organization.release(taken[1])
+    poison.spread(choose("torch", "cpu"))
     kept([0, 2])
     for layer in range(5):
         assert read_states(memory.state(layer), pages[1:2]).isnan().all()

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from sglang_hybrid.engine.gdn_mixer import HybridGDNBackend
 from sglang_hybrid.engine.mixer import HybridMamba2Backend
 from sglang_hybrid.engine.requests import GridRequests, PageMaps
+from sglang_hybrid.engine.unit_tails import UnitTails
 from sglang_hybrid.kernels import choose
 from sglang_hybrid.kernels.launch import Launch
 from sglang_hybrid.kernels.samples import Mixer, make_cell
@@ -71,6 +72,7 @@ def backend(route: str, kind: type = HybridMamba2Backend) -> Any:
     cell = make_cell(MIXER, "S2", torch.float32, grid=512, batch=ROWS, conv_dtype=torch.float32)
     requests = object.__new__(GridRequests)
     requests.arenas, requests.mamba_map = cell.arenas, {0: 0}
+    requests.tails = UnitTails(cell.organization, cell.arenas)
     requests.maps = PageMaps(ROWS, cell.src_map.shape[1], "cpu")
     requests.maps.src_pages.copy_(cell.src_map)
     requests.maps.dst_pages.copy_(cell.dst_map)

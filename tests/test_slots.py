@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sglang_hybrid.kernels import conv_update, read_windows, write_windows
+from sglang_hybrid.engine.unit_tails import Poison
+from sglang_hybrid.kernels import choose, conv_update, read_windows, write_windows
 from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.shared import PackedConv
 
@@ -22,6 +23,8 @@ def test_lines_are_apart(tight: bool, slots: int) -> None:
     model = SHAPE.geometry((0,), (0, 1))
     pool = PackedConv(model, GRID, 30 * GRID * 128, tight=tight)
     arenas = Arenas(pool.layout(), SHAPE, model, "cpu")
+    poison = Poison(pool, arenas)
+    poison.spread(choose("torch", "cpu"))
     assert pool.slabs.slots_per_page == slots and GRID * 128 % pool.slot_bytes
     taken = []
     while (checkpoint := pool.allocate_checkpoint()) is not None:
@@ -43,5 +46,6 @@ def test_lines_are_apart(tight: bool, slots: int) -> None:
     shifted = torch.cat([windows[0][:, :, 1:], ones[:, :, None]], dim=2).flip(0)
     assert torch.equal(read_windows(arenas.conv(0), lines), shifted)
 
-    arenas.poison_line(taken[1].line)
+    pool.release(taken[1])
+    poison.spread(choose("torch", "cpu"))
     assert read_windows(arenas.conv(1), lines).isnan().flatten(1).any(1).nonzero().tolist() == [[1]]

@@ -26,17 +26,17 @@ from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
 from sglang_hybrid.engine.rules import Refusal
 from sglang_hybrid.engine.served import architecture, kind_of, why_not_served
 from sglang_hybrid.engine.tokens import GridTokens
+from sglang_hybrid.engine.unit_tails import Poison
 from sglang_hybrid.geometry import SCAN_CHUNK, native_grid
 from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.dual import UNIT_TOKENS
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Need, Organization
-from sglang_hybrid.pools.shared import PackedConv
 
 logger = logging.getLogger(__name__)
 
 POISON_ENV = "SGLANG_HYBRID_POISON"
-"""Set to 1, every freed page is filled with NaN: a test's proof that nobody reads one."""
+"""Set to 1, what is freed is filled (`unit_tails.Poison`): a test's proof that nobody reads it."""
 
 UNBOUNDED_STATES = 1 << 24
 """`max_mamba_cache_size` while SGLang sizes its pools: the organization sets the limit, not a slot count."""
@@ -166,8 +166,6 @@ def init_pools(
     shape, organization = _plans.pop(id(self))
     model = organization.model
     arenas = Arenas(organization.layout(), shape, model, self.device)
-    if os.environ.get(POISON_ENV) == "1":
-        poison(organization, arenas)
     params = self.mambaish_config.mamba2_cache_params
     requests = GridRequests(
         organization=organization,
@@ -207,6 +205,8 @@ def init_pools(
             enable_memory_saver=False,
         ),
     )
+    if os.environ.get(POISON_ENV) == "1":
+        requests.tails.poison = Poison(organization, arenas)
     tokens = GridTokens(organization, requests, self.kv_cache_dtype, self.device, kv)
     return _InitializedPools(
         req_to_token_pool=requests, token_to_kv_pool=kv, token_to_kv_pool_allocator=tokens
@@ -280,20 +280,6 @@ def state_shape(configurator: Any) -> StateShape:
         ssm_dtype=params.dtype.temporal,
         conv_dtype=params.dtype.conv,
     )
-
-
-def poison(organization: Organization, arenas: Arenas) -> None:
-    """Fill all pages but the sink with NaN, now and whenever one is freed."""
-    organization.unit_pool.on_free = arenas.poison_unit
-    for unit in range(1, organization.unit_pool.size + 1):
-        arenas.poison_unit(unit)
-    if organization.state_pool is not organization.unit_pool:
-        organization.state_pool.on_free = arenas.poison_state
-        for page in range(1, organization.state_pool.size + 1):
-            arenas.poison_state(page)
-    if isinstance(organization, PackedConv):
-        # A slot is freed while its slab stays.
-        organization.slabs.on_line_free = arenas.poison_line
 
 
 def _log_budget(organization: Organization) -> None:

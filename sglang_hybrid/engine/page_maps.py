@@ -72,6 +72,7 @@ class PageMapMetadata:
     # -- metadata ---------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        self.requests.tails.clear(self.route)
         if forward_batch.forward_mode.is_decode_or_idle():
             self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices)
         else:
@@ -83,6 +84,7 @@ class PageMapMetadata:
             self._static = self._buffers(max_bs)
 
     def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool = False) -> None:
+        self.requests.tails.clear(self.route)
         self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices)
 
     def shared_read_ends(self, fm: Any) -> SharedReadEnds:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool, ReqToTokenPool
 
+from sglang_hybrid.engine.unit_tails import UnitTails
 from sglang_hybrid.kernels import upload
 from sglang_hybrid.pools.arena import Arenas
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
@@ -113,6 +114,7 @@ class GridRequests(HybridReqToTokenPool):
     def __init__(self, *, organization: Organization, arenas: Arenas, **kwargs: Any) -> None:
         self.organization = organization
         self.arenas = arenas
+        self.tails = UnitTails(organization, arenas)
         super().__init__(**kwargs)
 
     def _init_mamba_pool(

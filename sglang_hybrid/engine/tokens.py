@@ -99,7 +99,10 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         taken = tokens = 0
         starts = prefix_lens_cpu.tolist()
         for state, start, end, count in zip(states, starts, ends, wanted, strict=True):
-            state.units += fresh[taken : taken + count]
+            for unit in fresh[taken : taken + count]:
+                written = min(unit_tokens, end - len(state.units) * unit_tokens)
+                self.organization.leftovers.will_write(unit, written)
+                state.units.append(unit)
             taken += count
             first = start // unit_tokens
             # From a token's place in the batch to its place in the units of the batch, end to end.
@@ -122,6 +125,8 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         units = self._take(len(crossing))
         if units is None:
             return None
+        for unit in units:
+            self.organization.leftovers.will_write(unit, 1)
         self.requests.decode_units = list(zip(crossing.tolist(), units, strict=True))
         first = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
         position, slot = upload(torch.stack([crossing, first]), self.device)

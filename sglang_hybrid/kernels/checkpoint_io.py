@@ -17,8 +17,14 @@ from sglang_hybrid.kernels.checks import KernelError, need_index
 from sglang_hybrid.pools.organization import Layout
 from sglang_hybrid.pools.views import SINK_PAGE
 
-FILLS = {"zero": 0x00, "poison": 0xFF}
-"""Byte of a fill.  0xFF in every byte is NaN in every float format that SGLang stores."""
+FILLS = {"zero": 0x00, "poison": 0xFF, "loud": 0x77}
+"""Byte of a fill.  0xFF in every byte is NaN in every float format that SGLang stores; 0x77 is finite in all
+of them, and so large that whoever reads it unmasked gets nonsense."""
+
+
+def fill_word(fill: str, word_bytes: int) -> int:
+    """The fill in a signed word of so many bytes."""
+    return int.from_bytes(bytes([FILLS[fill]]) * word_bytes, "little", signed=True)
 
 
 class CheckpointSpans(NamedTuple):
@@ -165,4 +171,4 @@ def fill_checkpoints(
 def need_fill(fill: str) -> None:
     """Raise `KernelError` for an unknown fill."""
     if fill not in FILLS:
-        raise KernelError(f"fill is {fill!r}, needs {' or '.join(map(repr, FILLS))}")
+        raise KernelError(f"fill is {fill!r}, needs one of {', '.join(map(repr, FILLS))}")

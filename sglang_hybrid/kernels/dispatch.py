@@ -26,6 +26,7 @@ SHARED = {
     "paged_conv": "paged_conv",
     "copy_checkpoints": "checkpoint_io",
     "fill_checkpoints": "checkpoint_io",
+    "fill_rows": "row_fill",
 }
 """Operations that no kind of layer brings, and the modules that they are in."""
 

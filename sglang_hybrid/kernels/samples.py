@@ -23,6 +23,7 @@ from sglang_hybrid.kernels.triton_delta_update import plan_delta_update
 from sglang_hybrid.kernels.triton_paged_conv import plan_paged_conv
 from sglang_hybrid.kernels.triton_paged_delta_scan import plan_paged_delta_scan
 from sglang_hybrid.kernels.triton_paged_scan import plan_paged_scan
+from sglang_hybrid.kernels.triton_row_fill import plan_fill
 from sglang_hybrid.kernels.triton_state_update import plan_state_update
 from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.factory import make_organization
@@ -253,6 +254,16 @@ def move_sample(memory: str, copy: bool) -> Sample:
     return Sample(launch, table.buffers, floor)
 
 
+def fill_sample(memory: str) -> Sample:
+    """Rows of Falcon-H1-7B cleared in three arenas: behind a prefill of 100 tokens, and a fresh unit's."""
+    cell = make_cell(FALCON_H1_7B, memory, BF16, arenas=3)
+    model, stride = cell.organization.model, cell.organization.slots_per_unit
+    table = ArenaTable(cell.arenas.kv_buffers)
+    runs = torch.tensor([(stride + 100, 412), (2 * stride + 1, 511)])
+    launch = plan_fill(table, runs, 511, model.kv_row_bytes, "zero")
+    return Sample(launch, table.buffers, 3 * (412 + 511) * model.kv_row_bytes)
+
+
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "state_update Falcon-H1-7B S1 bf16": partial(state_sample, FALCON_H1_7B, "S1", BF16),
     "state_update Falcon-H1-7B S1 fp32": partial(state_sample, FALCON_H1_7B, "S1", FP32),
@@ -298,5 +309,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "copy_checkpoints Falcon-H1-7B S1": partial(move_sample, "S1", True),
     "copy_checkpoints Falcon-H1-7B S2": partial(move_sample, "S2", True),
     "fill_checkpoints Falcon-H1-7B S2": partial(move_sample, "S2", False),
+    "fill_rows Falcon-H1-7B S1": partial(fill_sample, "S1"),
+    "fill_rows Falcon-H1-7B S0": partial(fill_sample, "S0"),
 }
 """Name -> launch; the first word is the operation."""

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from sglang_hybrid.geometry import ceil_div
-from sglang_hybrid.kernels.checkpoint_io import FILLS, ArenaTable, CheckpointSpans, check_move, need_fill
+from sglang_hybrid.kernels.checkpoint_io import ArenaTable, CheckpointSpans, check_move, fill_word, need_fill
 from sglang_hybrid.kernels.launch import Launch, vector
 from sglang_hybrid.kernels.state_access import read_state, write_state
 
@@ -125,7 +125,7 @@ def plan_move(
         "PAGE": page, "MEMBER": member, "SSM": ssm, "LINE": line, "LINE_OFFSET": line_offset, "CONV": conv,
         "MEMBERS": spans.members, "MEMBER_CHUNKS": member_chunks,
         "WORD": {1: tl.int8, 2: tl.int16, 4: tl.int32}[word_bytes], "UNIT": unit, "CHUNK": chunk,
-        "ALIGN": align, "COPY": source is not None, "FILL": 0 if FILLS[fill] == 0 else -1,
+        "ALIGN": align, "COPY": source is not None, "FILL": fill_word(fill, word_bytes),
     }  # fmt: skip
     return Launch(move_kernel, (chunks, dst_map.shape[0], len(target.buffers)), args, warps=4)
 

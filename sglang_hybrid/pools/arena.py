@@ -119,22 +119,3 @@ class Arenas:
                 (layout.line_offset + stripe * self.model.conv_bytes) // size,
             )
         )
-
-    def poison_unit(self, unit: int) -> None:
-        """Fill a freed attention page with NaN bits (0xFF in every float format SGLang stores)."""
-        self._poison(self.kv_buffers, unit, self.layout.kv_page_bytes)
-
-    def poison_state(self, page: int) -> None:
-        """Fill a freed state page with NaN bits."""
-        self._poison(self.state_buffers, page, self.layout.state_page_bytes)
-
-    def poison_line(self, line: int) -> None:
-        """Fill a freed conv line with NaN bits."""
-        first = line * self.layout.line_bytes + self.layout.line_offset
-        for buffer in self.state_buffers:
-            buffer[first : first + self.model.conv_line_bytes] = 0xFF
-
-    @staticmethod
-    def _poison(buffers: list[torch.Tensor], page: int, page_bytes: int) -> None:
-        for buffer in buffers:
-            buffer[page * page_bytes : (page + 1) * page_bytes] = 0xFF

@@ -14,6 +14,7 @@ from sglang_hybrid.geometry import ModelGeometry
 from sglang_hybrid.pools.checkpoint import Checkpoint, CheckpointOwner
 from sglang_hybrid.pools.integrity import check_checkpoints
 from sglang_hybrid.pools.layout import Layout
+from sglang_hybrid.pools.leftovers import Leftovers
 from sglang_hybrid.pools.need import EITHER, ONE_CHECKPOINT, Need, Relief, part_of
 from sglang_hybrid.pools.pages import Entry, IntegrityError, PagePool
 from sglang_hybrid.pools.reclaim import Reclaim
@@ -69,6 +70,8 @@ class Organization(ABC):
         """In the lookup and executed on."""
         self.on_idle: Callable[[Checkpoint], None] | None = None
         """Called when a cached checkpoint loses its last execution reference."""
+        self.leftovers = Leftovers()
+        """Pages of the unit pool whose bytes are a state's."""
 
     # -- capacity ---------------------------------------------------------------------------
 
@@ -154,6 +157,7 @@ class Organization(ABC):
         units = self.unit_pool.allocate(count)
         if units is not None:
             self.units_allocated += count
+            self.leftovers.became_unit(units)
         return units
 
     def hold_units(self, units: Sequence[int]) -> None:
@@ -175,6 +179,7 @@ class Organization(ABC):
     def _forget_free(self, units: Sequence[int]) -> None:
         # By counts, not by state: a unit under reclaim is nobody's, though not FREE yet.
         self.units_allocated -= self.unit_pool.nobodys(units)
+        self.leftovers.given_back(unit for unit in units if self.unit_pool.nobodys((unit,)))
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -183,6 +188,8 @@ class Organization(ABC):
         checkpoint = self._take_checkpoint()
         if checkpoint is not None:
             self.checkpoints_allocated += 1
+            if self.state_pool is self.unit_pool:
+                self.leftovers.became_state(checkpoint.pages)
         return checkpoint
 
     @abstractmethod
@@ -295,6 +302,7 @@ class Organization(ABC):
         """Forget everything; holders must be gone."""
         for pool in self.pools:
             pool.reset()
+        self.leftovers.reset()
         self.units_allocated = self.checkpoints_allocated = 0
         self.checkpoints_cached = self.checkpoints_shared = 0
 

@@ -2,11 +2,14 @@
 
 Addresses are formed exactly as `pools.arena` forms them, so two pieces that overlap destroy each other.
 A freed page or conv line is poisoned; reading poison, or a tag of another prefix, raises.
+
+KV is positive and state negative: an attention kernel may read KV of others behind a sequence's end, and
+multiply it by zero, but never the bits of a state, which may be NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -17,6 +20,10 @@ from sglang_hybrid.pools.slabs import NO_LINE
 
 CELL_BYTES = 4
 POISON = -1
+"""What a freed state leaves."""
+LOUD = 1 << 61
+"""What freed KV leaves: the tag of no prefix."""
+CLEARED = 0
 _MASK = (1 << 60) - 1
 
 
@@ -57,7 +64,7 @@ class Memory:
         self.organization = organization
         self.layout = organization.layout()
         model = organization.model
-        self.kv = [POISON] * (self.layout.kv_pages * self.layout.kv_page_bytes // CELL_BYTES)
+        self.kv = [LOUD] * (self.layout.kv_pages * self.layout.kv_page_bytes // CELL_BYTES)
         pages = self.layout.state_pages * self.layout.state_page_bytes // CELL_BYTES
         self.state = self.kv if self.layout.shared else [POISON] * pages
         self._token_cells = model.kv_row_bytes // CELL_BYTES
@@ -76,8 +83,10 @@ class Memory:
 
     def clear(self) -> None:
         """A flush: nothing in it may be read again."""
-        self.kv[:] = [POISON] * len(self.kv)
-        self.state[:] = [POISON] * len(self.state)
+        if not self.layout.shared:
+            self.state[:] = [POISON] * len(self.state)
+        for unit in range(self.layout.kv_pages):
+            self._poison_unit(unit)
 
     # -- attention --------------------------------------------------------------------------
 
@@ -100,6 +109,18 @@ class Memory:
             low, high = index * size, min(end, (index + 1) * size)
             if self.kv[self._span(units, index, 0, high - low)] != self._row_tags(tags, low, high):
                 raise ContentError(f"unit {units[index]} does not hold the KV of tokens {low}..{high}")
+
+    def clear_tails(self, due: Mapping[int, int]) -> None:
+        """As `engine.unit_tails`: from this row on, at the beginning of a forward."""
+        for unit, first in due.items():
+            span = self._span((unit,), 0, first, self._unit_tokens)
+            self.kv[span] = [CLEARED] * (span.stop - span.start)
+
+    def check_tail(self, units: Sequence[int], end: int) -> None:
+        """Raise unless all that lies between a sequence's end and the end of its last unit is KV."""
+        index, first = divmod(end, self._unit_tokens)
+        if first and min(self.kv[self._span(units, index, first, self._unit_tokens)]) < CLEARED:
+            raise ContentError(f"unit {units[index]} holds bits of a state behind token {end}")
 
     def _row_tags(self, tags: Sequence[int], low: int, high: int) -> list[int]:
         return [tag for tag in tags[low + 1 : high + 1] for _ in range(self._token_cells)]
@@ -130,7 +151,7 @@ class Memory:
     def write_state(self, place: Place, tag: int) -> None:
         """The complete state after the prefix with this tag."""
         for index, cell in enumerate(self.cells(place)):
-            self.state[cell] = tag + index + 1
+            self.state[cell] = -(tag + index + 2)
 
     def check_state(self, place: Place, tag: int, root: int) -> None:
         """Raise unless the place holds the state after this prefix; nowhere means zeros."""
@@ -139,7 +160,7 @@ class Memory:
                 raise ContentError("a forward begins from zeros though tokens stand before it")
             return
         for index, cell in enumerate(self.cells(place)):
-            if self.state[cell] != tag + index + 1:
+            if self.state[cell] != -(tag + index + 2):
                 what = "poison" if self.state[cell] == POISON else "another state"
                 raise ContentError(f"state on pages {place.pages}, line {place.line} holds {what}")
 
@@ -147,7 +168,9 @@ class Memory:
 
     def _poison_unit(self, unit: int) -> None:
         size = self.layout.kv_page_bytes // CELL_BYTES
-        self.kv[unit * size : (unit + 1) * size] = [POISON] * size
+        cells = slice(unit * size, (unit + 1) * size)
+        # By what lies there, not by what the organization knows of it.
+        self.kv[cells] = [POISON if min(self.kv[cells]) < CLEARED else LOUD] * size
 
     def _poison_state(self, page: int) -> None:
         size = self.layout.state_page_bytes // CELL_BYTES

@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from sglang_hybrid.geometry import ceil_div
+from sglang_hybrid.pools.leftovers import Leftovers
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.pages import Entry, PagePool
 from sglang_hybrid.pools.reclaim import Reclaim, ReclaimStep
@@ -19,9 +20,10 @@ from sglang_hybrid.radix.live_state import LiveState, Published
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core import shadow as shadow_module
-from tests.core.content import Place
+from tests.core.content import Memory, Place
 from tests.core.request import Request
 from tests.core.shadow import Shadow
+from tests.core.worlds import GRID
 
 Fault = Callable[[], AbstractContextManager[object]]
 FAULTS: dict[str, tuple[str, Fault]] = {}
@@ -332,6 +334,64 @@ def namespaces_are_joined_into_one_string() -> AbstractContextManager[object]:
 @fault("S1")
 def a_pin_is_never_undone() -> AbstractContextManager[object]:
     return patch.object(Lifetime, "unpin", lambda self, checkpoint: None)
+
+
+# -- what a unit held before ------------------------------------------------------------------
+
+
+@fault("S1")
+def a_tail_is_not_cleared() -> AbstractContextManager[object]:
+    return patch.object(Memory, "clear_tails", lambda self, due: None)
+
+
+@fault("S2")
+def the_tail_of_another_unit_is_cleared() -> AbstractContextManager[object]:
+    take = Leftovers.take
+
+    def take_next(self: Leftovers) -> dict[int, int]:
+        due = take(self)
+        return dict(zip(due, reversed(list(due.values())))) if len(due) > 1 else {}
+
+    return patch.object(Leftovers, "take", take_next)
+
+
+@fault("S0")
+def a_tail_is_cleared_after_its_forward() -> AbstractContextManager[object]:
+    clear = Memory.clear_tails
+    late: dict[int, int] = {}
+
+    def clear_before(self: Memory, due: dict[int, int]) -> None:
+        clear(self, late)
+        late.clear()
+        late.update(due)
+
+    return patch.object(Memory, "clear_tails", clear_before)
+
+
+@fault("S1")
+def a_unit_that_no_forward_wrote_counts_as_kv() -> AbstractContextManager[object]:
+    def given_back(self: Leftovers, units: Sequence[int]) -> None:
+        self._state.difference_update(self._due)
+        self._due = {}
+
+    return patch.object(Leftovers, "given_back", given_back)
+
+
+@fault("S2")
+def a_slab_is_no_state() -> AbstractContextManager[object]:
+    became_state = Leftovers.became_state
+    return patch.object(Leftovers, "became_state", lambda self, pages: became_state(self, pages[:-1]))
+
+
+@fault("S1")
+def a_flush_forgets_what_lies_in_free_pages() -> AbstractContextManager[object]:
+    return patch.object(Leftovers, "reset", lambda self: self.__init__())  # type: ignore[misc]
+
+
+@fault("S1")
+def a_unit_counts_as_written_whole() -> AbstractContextManager[object]:
+    will_write = Leftovers.will_write
+    return patch.object(Leftovers, "will_write", lambda self, unit, rows: will_write(self, unit, GRID))
 
 
 # -- policy ---------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Shadow:
             end = min(request.prompt, request.end + chunk)
             units += self._units_to(request, end)
             wanted.append((request, end))
-        self._take_units([(request, self._units_to(request, end)) for request, end in wanted])
+        self._take_units([(request, self._units_to(request, end), end) for request, end in wanted])
         for request, _ in wanted:
             if request.adopted is not None:
                 self.lifetime.touch(request.adopted)
@@ -165,13 +165,16 @@ class Shadow:
     def per_block(self) -> int:
         return self.organization.units_per_block
 
-    def _take_units(self, wanted: Sequence[tuple[Request, int]]) -> None:
-        total = sum(count for _, count in wanted)
+    def _take_units(self, wanted: Sequence[tuple[Request, int, int]]) -> None:
+        """(request, units, its tokens after the coming forward)."""
+        total, size = sum(count for _, count, _ in wanted), self.organization.unit_tokens
         assert self.lifetime.make_room(Need(units=total)), f"could_fit promised {total} units"
         units = self.organization.allocate_units(total)
         assert units is not None, f"make_room promised {total} units"
-        for request, count in wanted:
-            request.live.units += units[:count]
+        for request, count, end in wanted:
+            for unit in units[:count]:
+                self.organization.leftovers.will_write(unit, min(size, end - len(request.live.units) * size))
+                request.live.units.append(unit)
             del units[:count]
 
     # -- decode -----------------------------------------------------------------------------
@@ -187,7 +190,7 @@ class Shadow:
                 return []
             self.preempt(batch.pop())
         size = self.organization.unit_tokens
-        self._take_units([(request, 1) for request in batch if request.end % size == 0])
+        self._take_units([(request, 1, request.end + 1) for request in batch if request.end % size == 0])
         for request in batch:
             start = request.end
             if start % self.organization.grid == 0:
@@ -230,8 +233,10 @@ class Shadow:
     def launch(self) -> None:
         """Run the prepared batch: all of it reads before any of it writes to another's pages."""
         batch, self.prepared = self.prepared, []
+        self.memory.clear_tails(self.organization.leftovers.take())
         for forward in batch:
             request = forward.request
+            self.memory.check_tail(forward.units, forward.end)
             tag = request.tags[forward.start]
             self.memory.check_state(forward.source, tag, request.tags[0])
             self.memory.check_kv(request.live.units, request.tags, forward.start)

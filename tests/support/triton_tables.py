@@ -11,6 +11,7 @@ from tests.support import (
     triton_paged_conv,
     triton_paged_delta_scan,
     triton_paged_scan,
+    triton_row_fill,
     triton_state_update,
 )
 from tests.support.interpreted import Check, main
@@ -23,6 +24,7 @@ TABLES = {
     "paged_scan": triton_paged_scan,
     "paged_delta_scan": triton_paged_delta_scan,
     "checkpoint_io": triton_checkpoint_io,
+    "row_fill": triton_row_fill,
     "arenas": triton_arenas,
     "bench": triton_bench,
 }
