@@ -26,7 +26,9 @@ from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import WAITS
 
 BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
-ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3", "torch_native")
+ATTENTION_BACKENDS = ["triton", "flashinfer", "fa3", "torch_native"]
+"""Names of SGLang's registry that read our pages.  A plugin that registers a further backend there adds its
+name here, as it does to SGLang's own choices."""
 PAGE_TABLE_BACKENDS = ("fa3",)
 """Compute a page id as slot // page size; S0's slots have gaps, a page there holds more rows than a block."""
 KV_DTYPES = {

@@ -64,13 +64,13 @@ def differences(reply: Reply, cold: Reply) -> str | None:
         return f"{len(reply.ids)} tokens instead of {len(cold.ids)}: {reply.reason} {reply.message}"
     for i, (got, want) in enumerate(zip(reply.ids, cold.ids, strict=True)):
         off = abs(reply.logprobs[i] - cold.logprobs[i])
-        if got != want and (cold.gaps[i] >= NEAR_TIE or off > NEAR_TIE + TOLERANCE):
+        if got != want and not (cold.gaps[i] < NEAR_TIE and off <= NEAR_TIE + TOLERANCE):
             return (
                 f"token {i} is {got}, cold {want} (gap {cold.gaps[i]:.3f}); {reply.ids} instead of {cold.ids}"
             )
         if got != want:
             return None
-        if off > TOLERANCE:
+        if not off <= TOLERANCE:  # NaN is no small difference
             return f"logprob of token {i} is {reply.logprobs[i]:.5f}, cold {cold.logprobs[i]:.5f}"
     return None
 

@@ -17,6 +17,15 @@ from sglang_hybrid.cli.demo_shape import DemoShape
 from tests.support.budget import StateBytes
 from tests.support.expect import ChosenGrid, DenseGrid, sparse
 
+PLANTED = Path(__file__).parent / "planted"
+"""Folder of two plugins: whole-page attention, and faults that are in while a file of their name lies in
+`FAULTS`."""
+_FAULTS = tempfile.TemporaryDirectory(prefix="hybrid-faults-")
+FAULTS = Path(_FAULTS.name)
+
+WHOLE_PAGES = "whole_pages"
+"""Attention backend of the first: it reads whole pages, as a GPU's does."""
+
 ENV: Mapping[str, str] = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_MAMBA_CONV_DTYPE": "float32",
@@ -24,14 +33,9 @@ ENV: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]),
 }
 """Environment of every server; a configuration may add to it."""
-
-
-PLANTED = Path(__file__).parent / "planted"
-"""Folder of a plugin that takes guards out while a file of that name lies in `FAULTS`."""
-_FAULTS = tempfile.TemporaryDirectory(prefix="hybrid-faults-")
-FAULTS = Path(_FAULTS.name)
 
 HOPEFUL = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
 """A scheduler that expects answers of eight tokens: it admits more than fits, and retracts."""
@@ -78,6 +82,8 @@ class ServerConfig:
     """D0: attention's part of the budget."""
     tight: bool = False
     """S2: tight conv slots."""
+    attention: str = WHOLE_PAGES
+    """Attention backend."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def args(self, model_dir: Path) -> list[str]:
@@ -97,7 +103,7 @@ class ServerConfig:
             *self.flags,
         ]  # fmt: skip
         if self.hybrid:
-            args += ["--hybrid-mem", self.organization]
+            args += ["--attention-backend", self.attention, "--hybrid-mem", self.organization]
             if not self.native_grid:
                 args += ["--hybrid-grid", str(self.grid)]
             if self.share is not None:
@@ -203,7 +209,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ServerConfig("chunk3", chunk=3),
         ServerConfig("chunk8", chunk=8, env={"SGLANG_REQ_RUNNING_TIMEOUT": "6"}),
         ServerConfig("mixed12", chunk=12, flags=("--enable-mixed-chunk",)),
-        ServerConfig("g16-chunk40", grid=16, chunk=40),
+        ServerConfig("g16-chunk40", grid=16, chunk=40, attention="torch_native"),
         ServerConfig("forced-retract", chunk=20, env=RETRACT),
         # Little memory.
         ServerConfig(
@@ -223,6 +229,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ),
         ServerConfig(
             "kv256",
+            attention="torch_native",
             memory=Memory(tokens=256, spare=2),
             running=2,
             observed=True,
@@ -236,7 +243,13 @@ CONFIGS: Mapping[str, ServerConfig] = {
         ),
         # The other organizations, the same bytes.
         ServerConfig("s0", organization="S0", memory=Memory(tokens=2048, spare=64), observed=True),
-        ServerConfig("s2", organization="S2", memory=Memory(tokens=2048, spare=64), observed=True),
+        ServerConfig(
+            "s2",
+            organization="S2",
+            memory=Memory(tokens=2048, spare=64),
+            observed=True,
+            env={"SGLANG_HYBRID_TEST_FAULTS": str(FAULTS)},
+        ),
         ServerConfig("d0", organization="D0", grid=16, memory=Memory(tokens=2048, spare=64), observed=True),
         # The Triton kernels, interpreted: a millisecond a program, so a few tokens.
         *(
@@ -294,11 +307,9 @@ CONFIGS: Mapping[str, ServerConfig] = {
             "exact",
             memory=Memory(tokens=512, spare=8),
             chunk=72,
+            attention="torch_native",
             flags=("--hybrid-exact", "--mamba-ssm-dtype", "bfloat16"),
-            env={
-                "SGLANG_HYBRID_TEST_FAULTS": str(FAULTS),
-                "PYTHONPATH": os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]),
-            },
+            env={"SGLANG_HYBRID_TEST_FAULTS": str(FAULTS)},
         ),
         # The default grid with pages as large as those of a real model.
         ServerConfig("g512", grid=512, model="real-page", memory=Memory(tokens=16384, spare=24), chunk=2048),
