@@ -10,6 +10,9 @@ from typing import Any
 from sglang_hybrid import models
 from sglang_hybrid.cli.demo_shape import DemoShape
 
+EXPERTS, CHOSEN = 4, 2
+"""Experts of an LFM2-MoE layer, and how many of them a token goes to; each is half as wide as the MLP."""
+
 
 @dataclass(frozen=True)
 class DemoFamily:
@@ -144,6 +147,39 @@ def qwen_config(shape: DemoShape) -> dict[str, Any]:
     }
 
 
+def lfm2_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `Lfm2Config` of transformers and of SGLang.  A short convolution has as many channels as the
+    residual stream; there is no other recurrent state, so the fields of one are not used."""
+    _need_separate(shape, "Liquid LFM2")
+    if shape.heads * shape.head_dim != shape.hidden:
+        raise ValueError(
+            f"an LFM2 has heads x head_dim = hidden, this one {shape.heads} x {shape.head_dim} and "
+            f"{shape.hidden}"
+        )
+    return _common(shape) | {
+        "layer_types": ["full_attention" if attention else "conv" for attention in shape.attention],
+        "conv_L_cache": shape.conv_width,
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": 1e-5,
+    }
+
+
+def lfm2_moe_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `Lfm2MoeConfig` of transformers and of SGLang."""
+    config = lfm2_config(shape)
+    del config["block_auto_adjust_ff_dim"]
+    return config | {
+        "num_dense_layers": 1,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": CHOSEN,
+        "moe_intermediate_size": shape.intermediate // 2,
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
+
+
 FALCON_H1 = DemoFamily(
     "FalconH1ForCausalLM",
     "falcon_h1",
@@ -187,6 +223,22 @@ QWEN3_5 = DemoFamily(
     ),
     qwen_config,
     "sglang_hybrid.cli.demo_gdn:qwen_weights",
+)
+
+LFM2_SHAPE = DemoShape(
+    layers=5, attention_every=2, hidden=256, heads=4, kv_heads=4, head_dim=64, conv_width=3
+)
+"""With a grid of 16 and fp32 everywhere a page is 32 KiB.  The windows of three convolutions lie in the
+arenas of two attention layers: the conv line of both stripes is 4 KiB, an eighth of a page."""
+LFM2 = DemoFamily(
+    "Lfm2ForCausalLM", "lfm2", LFM2_SHAPE, lfm2_config, "sglang_hybrid.cli.demo_lfm2:lfm2_weights"
+)
+LFM2_MOE = DemoFamily(
+    "Lfm2MoeForCausalLM",
+    "lfm2_moe",
+    LFM2_SHAPE,
+    lfm2_moe_config,
+    "sglang_hybrid.cli.demo_lfm2:lfm2_moe_weights",
 )
 
 

@@ -62,6 +62,14 @@ SEAMS: tuple[Seam, ...] = (
         "self layer forward_batch mixed_qkv a b kwargs",
     ),
     Seam(
+        "sglang.srt.layers.attention.linear.short_conv_backend:ShortConvAttnBackend.__init__",
+        "self model_runner",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.linear.short_conv_backend:ShortConvAttnBackend.conv_state_metadata",
+        "self layer_id forward_batch",
+    ),
+    Seam(
         "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend.__init__",
         "self model_runner",
     ),
@@ -365,4 +373,12 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam("sglang.srt.utils.common:get_cpu_ids_by_node", ""),
     Seam("sglang.srt.utils.common:get_device_memory_capacity", "device"),
+    Seam(
+        "sglang.srt.models.lfm2:Lfm2ShortConv.forward", "self hidden_states forward_batch", child_only=True
+    ),
+    Seam(
+        "sglang.srt.models.lfm2_moe:Lfm2MoeShortConv.forward",
+        "self hidden_states forward_batch",
+        child_only=True,
+    ),
 )

@@ -121,16 +121,16 @@ def check_layers(kind: RecurrentKind, module: Any, recurrent: list[int]) -> None
 
     A layer that keeps its state past the backend would otherwise be served from pages that it never wrote.
     """
-    layer = pkgutil.resolve_name(kind.layer)
+    layers = tuple(pkgutil.resolve_name(name) for name in kind.layers)
     found = [
         _number(child, parent)
         for parent in module.modules()
         for child in parent.children()
-        if isinstance(child, layer)
+        if isinstance(child, layers)
     ]
     if sorted(found) != sorted(recurrent):
         raise SeamError(
-            f"{type(module).__name__}: expected a {layer.__name__} in each of the recurrent layers "
+            f"{type(module).__name__}: expected a {' or '.join(one.__name__ for one in layers)} in each of the recurrent layers "
             f"{sorted(recurrent)}, found them in layers {sorted(found)}"
         )
 

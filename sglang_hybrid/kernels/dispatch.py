@@ -33,7 +33,7 @@ SHARED = {
 
 def operations() -> dict[str, str]:
     """Every operation of a route and its module (Triton's: with `triton_` before it)."""
-    steps = [name for kind in KINDS.values() for name in (kind.step, kind.scan)]
+    steps = [name for kind in KINDS.values() for name in (kind.step, kind.scan) if name]
     return {**SHARED, **{name: name for name in steps}}
 
 

@@ -25,21 +25,21 @@ def channels_first(temporal: Sequence[int], conv: Sequence[int]) -> StateDims:
 
 @dataclass(frozen=True)
 class RecurrentKind:
-    """`backend`, `adapter`, `exact`, `layer`: `module:Class`.
+    """`backend`, `adapter`, `exact`, `layers`: `module:Class`.
 
     `backend`: the class of SGLang's that serves these layers, `adapter` ours in its place, `exact` ours with
-    `--hybrid-exact` (None: there is none).  `layer`: SGLang's module that calls the backend, one for each
+    `--hybrid-exact` (None: there is none).  `layers`: SGLang's modules that call the backend, one for each
     recurrent layer.  `step` and `scan`: the recurrence in decode and in prefill, operations of
-    `kernels.Route`.  `attention`: forms of attention KV that are served beside it (SGLang's
+    `kernels.Route` (None: a layer keeps nothing but its conv window).  `attention`: forms of attention KV that are served beside it (SGLang's
     `AttentionArch`).  `dims` reads SGLang's state shapes.  `flashinfer`: FlashInfer has its step.
     """
 
     name: str
     backend: str
     adapter: str
-    layer: str
-    step: str
-    scan: str
+    layers: tuple[str, ...]
+    step: str | None
+    scan: str | None
     attention: tuple[str, ...] = ("MHA",)
     exact: str | None = None
     dims: Callable[[Sequence[int], Sequence[int]], StateDims] = channels_first
@@ -63,7 +63,7 @@ MAMBA2 = add_kind(
         name="mamba2",
         backend="sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend",
         adapter="sglang_hybrid.engine.mixer:HybridMamba2Backend",
-        layer="sglang.srt.layers.attention.mamba.mamba:MambaMixer2",
+        layers=("sglang.srt.layers.attention.mamba.mamba:MambaMixer2",),
         step="state_update",
         scan="paged_scan",
         exact="sglang_hybrid.engine.exact:ExactMamba2Backend",
@@ -75,8 +75,18 @@ GATED_DELTA = add_kind(
         name="gated-delta",
         backend="sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend",
         adapter="sglang_hybrid.engine.gdn_mixer:HybridGDNBackend",
-        layer="sglang.srt.layers.radix_linear_attention:RadixLinearAttention",
+        layers=("sglang.srt.layers.radix_linear_attention:RadixLinearAttention",),
         step="delta_update",
         scan="paged_delta_scan",
+    )
+)
+SHORT_CONV = add_kind(
+    RecurrentKind(
+        name="short-conv",
+        backend="sglang.srt.layers.attention.linear.short_conv_backend:ShortConvAttnBackend",
+        adapter="sglang_hybrid.engine.short_conv:HybridShortConvBackend",
+        layers=("sglang.srt.models.lfm2:Lfm2ShortConv", "sglang.srt.models.lfm2_moe:Lfm2MoeShortConv"),
+        step=None,
+        scan=None,
     )
 )

@@ -6,7 +6,10 @@ from tests.support.park import on
 from tests.support.tokens import T
 from tests.support.witness import Witness
 
-FAMILIES = ("granite-s1", "granite-s2", "granite-d0", "qwen-s1", "qwen-s2", "qwen-d0")
+FAMILIES = (
+    *("granite-s1", "granite-s2", "granite-d0", "qwen-s1", "qwen-s2", "qwen-d0"),
+    *("lfm2-s2", "lfm2-s0", "lfm2-s1", "lfm2-d0"),
+)
 OTHERS = ("s0", "s2", "d0", *FAMILIES)
 
 
@@ -40,6 +43,16 @@ def test_waves_over_one_prefix(witness: Witness) -> None:
     witness.ask(shared, 1)
     witness.together([shared + T(200 + i, 1 + 3 * i) for i in range(6)], 2 * witness.G)
     witness.together([T(220 + i, 5 + 7 * i) for i in range(6)], witness.G + 3)
+
+
+@on(*FAMILIES)
+def test_two_requests_fork_from_one_checkpoint(witness: Witness) -> None:
+    """Both begin with the state that a third left, in one batch, and neither sees what the other makes of it."""
+    shared = T(5, 3 * witness.G)
+    witness.ask([*shared, 6], 1)
+    for tail in (1, witness.G + 3):
+        for reply in witness.together([shared + T(520 + tail + i, tail) for i in range(2)], witness.G + 2):
+            witness.hit_is(reply, 3 * witness.G)
 
 
 @on(*OTHERS)

@@ -7,7 +7,10 @@ from tests.support.witness import Witness
 PROMPTS = (T(1, 19), T(2, 25), T(3, 33), T(4, 40))
 
 
-@on("forced-retract", "granite-s2", "qwen-s2", "s0-small", "s2-small", "d0-small")
+@on(
+    *("forced-retract", "granite-s2", "qwen-s2", "s0-small", "s2-small", "d0-small"),
+    *("lfm2-s2", "lfm2-s0", "lfm2-s1", "lfm2-d0"),
+)
 def test_retracted_requests_equal_cold(witness: Witness) -> None:
     """HB-16's right values, with two short requests that take what the retracted ones gave up."""
     for _ in range(2):

@@ -38,12 +38,15 @@ class StateBytes:
         layers = layers if kinds else config["num_hidden_layers"]
         recurrent = len(kinds) - layers if kinds else layers
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        names = next(names for names in SSM_FIELDS if names[0] in config)
-        heads, rows, row = (config[name] for name in names)
+        names = next((names for names in SSM_FIELDS if names[0] in config), ())
+        # A short convolution keeps its window and nothing else.
+        heads, rows, row = (config[name] for name in names) if names else (0, 0, 0)
         stripes = -(-recurrent // layers)
-        # Of Mamba2; nobody asks for another family's yet.
+        # Of Mamba2 and of short convolutions; nobody asks for another family's yet.
         channels = heads * rows + 2 * config.get("mamba_n_groups", 0) * row
         window = config.get("mamba_d_conv", 1) - 1
+        if "conv_L_cache" in config:
+            channels, window = config["hidden_size"], config["conv_L_cache"] - 1
         return cls(
             layers=layers,
             kv_row=2 * config["num_key_value_heads"] * head_dim * FP32,
@@ -63,7 +66,8 @@ class StateBytes:
 
     def w(self, grid: int) -> int:
         """S1 pages of one complete recurrent state: its SSM member pages and its conv page."""
-        return -(-self.ssm_rows // (self.page(grid) // self.ssm_row)) + 1
+        members = -(-self.ssm_rows // (self.page(grid) // self.ssm_row)) if self.ssm_rows else 0
+        return members + 1
 
     def pages(self, grid: int, tokens: int, spare: int, running: int) -> int:
         """Pages for K tokens, `spare` checkpoints and R live states (docs/cases.md: K, spare, R)."""

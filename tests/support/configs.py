@@ -84,6 +84,8 @@ class ServerConfig:
     """S2: tight conv slots."""
     attention: str = WHOLE_PAGES
     """Attention backend."""
+    long: bool = False
+    """Its tests run with `--long` only."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def args(self, model_dir: Path) -> list[str]:
@@ -302,6 +304,27 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ("d0", 48, 32, (), {}),
             )
         ),
+        # Short convolutions: a checkpoint is its conv line.  One configuration in every run, the others when
+        # asked for.
+        *(
+            ServerConfig(
+                f"lfm2-{name}",
+                organization=name.upper(),
+                grid=grid,
+                model="lfm2-moe" if name == "s1" else "lfm2",
+                memory=Memory(tokens=2048, spare=64),
+                chunk=chunk,
+                flags=flags,
+                env=RETRACT,
+                long=name != "s2",
+            )
+            for name, grid, chunk, flags in (
+                ("s2", 16, 40, ("--enable-mixed-chunk",)),
+                ("s0", 16, 12, ()),
+                ("s1", 16, 256, ("--enable-mixed-chunk",)),
+                ("d0", 48, 32, ()),
+            )
+        ),
         # Exact mode with a state that loses bits, and faults to plant (test_exact.py).
         ServerConfig(
             "exact",
@@ -320,6 +343,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"vocab": 512, "context": 4096},
     "granite": {"family": "granite-4", "vocab": 512, "context": 4096},
     "qwen": {"family": "qwen3.5", "vocab": 512, "context": 4096},
+    "lfm2": {"family": "lfm2", "vocab": 512, "context": 4096},
+    "lfm2-moe": {"family": "lfm2-moe", "vocab": 512, "context": 4096},
     "public": {},
     # A conv line of 5,376 bytes: slots of 8 KiB or, tight, of 6, which do not divide a page of 32.
     "odd": {"shape": DemoShape(ssm_groups=2), "vocab": 512, "context": 4096},

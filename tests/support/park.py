@@ -15,7 +15,10 @@ from tests.support.server import LiveServer
 
 def on(*names: str) -> pytest.MarkDecorator:
     """Run a test on these shared configurations: its `witness` fixture talks to each in turn."""
-    return pytest.mark.parametrize("server", names, indirect=True)
+    servers = [
+        pytest.param(name, marks=pytest.mark.long) if CONFIGS[name].long else name for name in names
+    ]
+    return pytest.mark.parametrize("server", servers, indirect=True)
 
 
 class ServerPark:
