@@ -16,7 +16,7 @@ from sglang_hybrid.kernels import (
     plan_segments,
 )
 from sglang_hybrid.pools.views import StateView
-from tests.support.delta import DeltaInputs, recur
+from tests.support.delta import Decays, DeltaInputs, recur
 from tests.support.paged_state import BASE as PAGED_BASE
 from tests.support.paged_state import CASES as PAGED
 from tests.support.paged_state import Pages, state_of
@@ -36,6 +36,7 @@ class Case:
     grid: int | None = 8
     dtype: torch.dtype = torch.float32
     stored: torch.dtype = torch.float32
+    decays: Decays = "head"
 
 
 BASE = Case()
@@ -58,6 +59,25 @@ CASES = {
     "bf16 state": replace(BASE, stored=torch.bfloat16),
     "fp16 state": replace(BASE, stored=torch.float16),
 }
+KDA = replace(BASE, decays="channel", groups=4)
+CASES |= {
+    "KDA": KDA,
+    "KDA, one token each": replace(KDA, lengths=(1, 1, 1, 1), begins=(0, 7, 8, 100)),
+    "KDA, begins off the grid": replace(KDA, begins=(3, 5, 31)),
+    "KDA, two heads a group": replace(KDA, groups=2),
+    "KDA, key size 1": replace(KDA, size=1),
+    "KDA, key size 100": replace(KDA, size=100),
+    "KDA, grid 96": replace(KDA, grid=96, lengths=(200, 25, 37), begins=(96, 16, 24)),
+    "KDA, bf16 inputs": replace(KDA, dtype=torch.bfloat16),
+    "KDA, bf16 state": replace(KDA, stored=torch.bfloat16),
+    "KDA with a lower bound": replace(KDA, decays="bounded"),
+    "KDA with a lower bound, grid 96": replace(
+        KDA, decays="bounded", grid=96, lengths=(200,), begins=(40,)
+    ),
+}
+
+
+DECAYS: tuple[Decays, ...] = ("head", "channel", "bounded")
 
 
 def starts_of(lengths: tuple[int, ...]) -> list[int]:
@@ -67,7 +87,7 @@ def starts_of(lengths: tuple[int, ...]) -> list[int]:
 def run(
     inputs: DeltaInputs, cut: Segments, initial: torch.Tensor | None, stored: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    g, beta = gates(inputs.a, inputs.b, inputs.a_log, inputs.dt_bias)
+    g, beta = inputs.gates()
     return delta_scan(inputs.q, inputs.k, inputs.v, g, beta, cut, initial_states=initial, state_dtype=stored)
 
 
@@ -77,7 +97,9 @@ def test_scan_equals_the_recurrence(name: str, fresh: bool) -> None:
     case = CASES[name]
     torch.manual_seed(1)
     starts = starts_of(case.lengths)
-    inputs = DeltaInputs.random(starts[-1], case.heads, case.groups, case.dim, case.size, case.dtype)
+    inputs = DeltaInputs.random(
+        starts[-1], case.heads, case.groups, case.dim, case.size, case.dtype, case.decays
+    )
     shape = (len(case.lengths), case.heads, case.dim, case.size)
     initial = torch.zeros(shape) if fresh else torch.randn(shape).to(case.stored).float()
     cut = plan_segments(starts, case.begins, case.grid)
@@ -100,10 +122,11 @@ def test_scan_equals_the_recurrence(name: str, fresh: bool) -> None:
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("grid", [8, 48, 64])
-def test_resume_at_a_boundary_is_bit_identical(grid: int, stored: torch.dtype) -> None:
+@pytest.mark.parametrize("decays", DECAYS)
+def test_resume_at_a_boundary_is_bit_identical(decays: Decays, grid: int, stored: torch.dtype) -> None:
     torch.manual_seed(2)
     tokens = 3 * grid + 5
-    inputs = DeltaInputs.random(tokens, 6, 2, 16, 32)
+    inputs = DeltaInputs.random(tokens, 6, 2, 16, 32, decays=decays)
     cold_cut = plan_segments([0, tokens], [0], grid)
     cold_y, cold_states = run(inputs, cold_cut, None, stored)
     for hit in (grid, 2 * grid, 3 * grid):
@@ -115,10 +138,11 @@ def test_resume_at_a_boundary_is_bit_identical(grid: int, stored: torch.dtype) -
             assert torch.equal(states[index], cold_states[cold_cut.emission_index[key]])
 
 
-def test_neighbours_in_the_batch_change_nothing() -> None:
+@pytest.mark.parametrize("decays", DECAYS)
+def test_neighbours_in_the_batch_change_nothing(decays: Decays) -> None:
     torch.manual_seed(4)
     bounds, begins = [0, 19, 44, 174], (0, 16, 8)
-    inputs = DeltaInputs.random(bounds[-1], 4, 2, 8, 16)
+    inputs = DeltaInputs.random(bounds[-1], 4, 2, 8, 16, decays=decays)
     initial = torch.randn(3, 4, 8, 16)
     y, states = run(inputs, plan_segments(bounds, begins, 8), initial)
     done = 0
@@ -132,10 +156,11 @@ def test_neighbours_in_the_batch_change_nothing() -> None:
     assert done == states.shape[0]
 
 
-def test_padding_slots_do_not_mix() -> None:
+@pytest.mark.parametrize("decays", DECAYS)
+def test_padding_slots_do_not_mix(decays: Decays) -> None:
     """Padding slots point at the batch's first token; a poisoned one must stay where it is."""
     torch.manual_seed(5)
-    inputs = DeltaInputs.random(20, 2, 1, 4, 8)
+    inputs = DeltaInputs.random(20, 2, 1, 4, 8, decays=decays)
     for tensor in (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b):
         tensor[0] = float("nan")
     y, states = run(inputs, plan_segments([0, 7, 20], [0, 0], 8), None)
@@ -152,12 +177,41 @@ def test_gates() -> None:
     assert relative_error(beta, b.double().sigmoid()) < 1e-6
 
 
+def test_gates_by_channel() -> None:
+    """As `kda_gate_chunk_cumsum` of the source defines them, before it sums: -exp(A) softplus(a + bias), or the
+    bound times sigmoid(exp(A) (a + bias)); the rate is a head's, the bias a channel's."""
+    torch.manual_seed(7)
+    a, b, a_log, dt_bias = 9 * torch.randn(5, 3, 4), torch.randn(5, 3), torch.randn(3), torch.randn(3, 4)
+    for head in range(3):
+        for channel in range(4):
+            step = a[:, head, channel].double() + dt_bias[head, channel].double()
+            rate = a_log[head].double().exp()
+            free, _ = gates(a, b, a_log, dt_bias)
+            assert relative_error(free[:, head, channel], -rate * step.exp().log1p()) < 1e-6
+            bounded, _ = gates(a, b, a_log, dt_bias, -5.0)
+            assert relative_error(bounded[:, head, channel], -5 / (1 + (-rate * step).exp())) < 1e-6
+
+
+def test_a_state_that_forgets_at_once_stays_finite() -> None:
+    """A decay of exp(-400) a token: sums over a piece pass what exp can invert in fp32."""
+    torch.manual_seed(8)
+    inputs = DeltaInputs.random(70, 2, 2, 4, 8, decays="channel")
+    inputs.a_log[:], inputs.a[:, :, ::2] = 3.0, 20.0
+    cut = plan_segments([0, 70], [0], 64)
+    y, states = run(inputs, cut, torch.randn(1, 2, 4, 8))
+    want_y, want = recur(inputs, torch.zeros(2, 4, 8), torch.float32)
+    assert relative_error(y[1:], want_y[1:]) < 2e-5 and relative_error(states[-1], want[-1]) < 2e-5
+
+
 @pytest.mark.parametrize("place", ["in place", "forked"])
+@pytest.mark.parametrize("decays", DECAYS)
 @pytest.mark.parametrize("name", PAGED)
-def test_update_equals_the_recurrence(name: str, place: str) -> None:
+def test_update_equals_the_recurrence(name: str, decays: Decays, place: str) -> None:
     case = PAGED[name]
     pages = Pages(case)
-    inputs = DeltaInputs.random(case.batch, case.heads, case.groups, case.dim, case.size)
+    inputs = DeltaInputs.random(
+        case.batch, case.heads, case.groups, case.dim, case.size, decays=decays
+    )
     states = [state_of(case) for _ in range(case.batch)]
     source = pages.maps[: case.batch]
     target = source if place == "in place" else pages.maps[case.batch :]
@@ -232,8 +286,9 @@ def test_an_empty_batch_gives_nothing() -> None:
         ("k", (81, 2, 15), r"k has shape \[81, 2, 15\], needs \[81, 2, 16\]"),
         ("v", (81, 24), r"v has shape \[81, 24\], needs \[81, \*, \*\]"),
         ("v", (81, 2, 6), r"g has shape \[81, 4\], needs \[81, 2\]"),
-        ("a", (81, 4, 1), r"a has shape \[81, 4, 1\], needs \[\*, \*\]"),
-        ("b", (81, 2), r"b has shape \[81, 2\], needs \[81, 4\]"),
+        ("a", (81, 3), r"a has shape \[81, 3\], needs \[81, 4\]"),
+        ("a", (81, 3, 16), r"a has shape \[81, 3, 16\], needs \[81, 4, \*\]"),
+        ("b", (81, 2, 1), r"b has shape \[81, 2, 1\], needs \[\*, \*\]"),
         ("a_log", (4, 1), r"A_log has shape \[4, 1\], needs \[4\]"),
         ("dt_bias", (3,), r"dt_bias has shape \[3\], needs \[4\]"),
     ],
@@ -259,6 +314,8 @@ def test_groups_states_and_views_are_checked() -> None:
         ("q", (3, 2, 9), r"k has shape \[3, 2, 8\], needs \[3, 2, 9\]"),
         ("v", (3, 4, 5), r"v has shape \[3, 4, 5\], needs \[3, 4, 6\]"),
         ("a", (3, 2), r"a has shape \[3, 2\], needs \[3, 4\]"),
+        ("a", (3, 4, 7), r"a has shape \[3, 4, 7\], needs \[3, 4, 8\]"),
+        ("a", (3, 4, 8), r"dt_bias has shape \[4\], needs \[4, 8\]"),
         ("b", (2, 4), r"b has shape \[2, 4\], needs \[3, 4\]"),
         ("a_log", (4, 1), r"A_log has shape \[4, 1\], needs \[4\]"),
         ("dt_bias", (3,), r"dt_bias has shape \[3\], needs \[4\]"),

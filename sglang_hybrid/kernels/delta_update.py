@@ -1,7 +1,7 @@
 """One decode step of the gated delta rule, state read and written through page maps.
 
-Source symbol: `fused_recurrent_gated_delta_rule_packed_decode` of SGLang's fla ops; that one works in place,
-this one may fork: read the source pages, write the destination pages.
+Source symbols: `fused_recurrent_gated_delta_rule_packed_decode` and `fused_recurrent_kda_packed_decode` of
+SGLang's fla ops; those work in place, this one may fork: read the source pages, write the destination pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def delta_update(
     ratio = view.heads // inputs.q.shape[1]
     keys = unit(inputs.k).repeat_interleave(ratio, 1)
     queries = (unit(inputs.q) * view.state_size**-0.5).repeat_interleave(ratio, 1)
-    state = read_states(view, src_map) * decay.exp()[..., None, None]
+    # [B, H, 1, K or 1]: along a row of the state lie its key channels.
+    left = decay.exp().view(*decay.shape[:2], 1, -1)
+    state = read_states(view, src_map) * left
     known = torch.matmul(state, keys[..., None])
     written = (inputs.v.float()[..., None] - known) * strength[..., None, None]
     state = torch.addcmul(state, written, keys[..., None, :])

@@ -1,6 +1,7 @@
 """The gated delta rule, one token after another in float64: what its kernels must equal."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as functional
@@ -8,12 +9,23 @@ import torch.nn.functional as functional
 from sglang_hybrid.kernels import delta_rule
 
 
+Decays = Literal["head", "channel", "bounded"]
+"""One a head (GDN), one a key channel (KDA), and that with a lower bound (KDA's safe gate)."""
+
+
 class DeltaInputs(delta_rule.DeltaInputs):
     """Inputs that a test draws, and what the reference makes of them."""
 
     @classmethod
     def random(
-        cls, tokens: int, heads: int, groups: int, dim: int, size: int, dtype: torch.dtype = torch.float32
+        cls,
+        tokens: int,
+        heads: int,
+        groups: int,
+        dim: int,
+        size: int,
+        dtype: torch.dtype = torch.float32,
+        decays: Decays = "head",
     ) -> "DeltaInputs":
         """Normal values, side by side as a layer's convolution leaves them; memories of a few to some hundred
         tokens, so that a lost state shows."""
@@ -21,20 +33,28 @@ class DeltaInputs(delta_rule.DeltaInputs):
         row = torch.randn(tokens, 2 * keys + heads * dim).to(dtype)
         q, k, v = torch.split(row, [keys, keys, heads * dim], 1)
         b, a = torch.randn(tokens, 2 * heads).to(dtype).chunk(2, 1)
+        channels = () if decays == "head" else (size,)
+        if channels:
+            a = torch.randn(tokens, heads, size).to(dtype)
         return cls(
             q=q.view(tokens, groups, size),
             k=k.view(tokens, groups, size),
             v=v.view(tokens, heads, dim),
             a=a,
             b=b,
-            a_log=torch.linspace(-7, 0, heads),
-            dt_bias=torch.randn(heads),
+            a_log=torch.linspace(-7, 0, heads) if decays != "bounded" else torch.linspace(-1, 1, heads),
+            dt_bias=torch.randn(heads, *channels) if decays != "bounded" else torch.randn(heads, size) - 4,
+            lower_bound=-5.0 if decays == "bounded" else None,
         )
 
     @property
     def decay(self) -> torch.Tensor:
-        """Log decay `[T, H]`, float64."""
-        return -self.a_log.double().exp() * functional.softplus(self.a.double() + self.dt_bias.double())
+        """Log decay, shaped as `a`, float64."""
+        step = self.a.double() + self.dt_bias.double()
+        rate = self.a_log.double().exp().view(-1, *[1] * (self.a.dim() - 2))
+        if self.lower_bound is not None:
+            return self.lower_bound * (rate * step).sigmoid()
+        return -rate * functional.softplus(step)
 
     @property
     def strength(self) -> torch.Tensor:
@@ -65,7 +85,7 @@ def recur(
             )
             for x in (inputs.q, inputs.k)
         )
-        state = decay[t].exp()[:, None, None] * state
+        state = decay[t].exp().view(decay.shape[1], 1, -1) * state
         known = (state * k[:, None, :]).sum(-1)
         written = strength[t][:, None] * (inputs.v[t].double() - known)
         state = state + written[:, :, None] * k[:, None, :]

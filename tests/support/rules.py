@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.pools.views import StateView
-from tests.support.delta import DeltaInputs, recur
+from tests.support.delta import Decays, DeltaInputs, recur
 from tests.support.paged_state import Case
 from tests.support.recurrence import MixerInputs, scan
 
@@ -33,7 +34,8 @@ class Rule(NamedTuple):
 def on(device: str, inputs: Inputs) -> Inputs:
     """The same values on a device."""
     fields = inputs._asdict() if isinstance(inputs, DeltaInputs) else vars(inputs)
-    return type(inputs)(**{k: None if v is None else v.to(device) for k, v in fields.items()})
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in fields.items()}
+    return type(inputs)(**moved)
 
 
 def _draw_mamba2(case: Case, tokens: int, dtype: torch.dtype) -> MixerInputs:
@@ -66,8 +68,8 @@ def _mamba2_scan(
     )  # fmt: skip
 
 
-def _draw_delta(case: Case, tokens: int, dtype: torch.dtype) -> DeltaInputs:
-    return DeltaInputs.random(tokens, case.heads, case.groups, case.dim, case.size, dtype)
+def _draw_delta(case: Case, tokens: int, dtype: torch.dtype, decays: Decays = "head") -> DeltaInputs:
+    return DeltaInputs.random(tokens, case.heads, case.groups, case.dim, case.size, dtype, decays)
 
 
 def _delta_update(view: StateView, src: torch.Tensor, dst: torch.Tensor, given: DeltaInputs) -> torch.Tensor:
@@ -86,3 +88,5 @@ def _delta_scan(
 
 MAMBA2 = Rule(_draw_mamba2, _mamba2_update, _mamba2_scan, scan)
 DELTA = Rule(_draw_delta, _delta_update, _delta_scan, recur)
+KDA = Rule(partial(_draw_delta, decays="channel"), _delta_update, _delta_scan, recur)
+KDA_BOUNDED = Rule(partial(_draw_delta, decays="bounded"), _delta_update, _delta_scan, recur)
