@@ -89,12 +89,17 @@ def delta_args(
     y: torch.Tensor,
 ) -> dict[str, Any]:
     """`layer_args` of a gated delta rule layer."""
+    # One decay a head is one for all channels, a stride of zero.
+    a, dt_bias = inputs.a, inputs.dt_bias
+    if not inputs.by_channel:
+        a, dt_bias = (x[..., None].expand(*x.shape, view.state_size) for x in (a, dt_bias))
     return {
         **state_args(view, block, src_map, dst_map),
         **strided("q", inputs.q, "stride", "group", "size"),
         **strided("k", inputs.k, "stride", "group", "size"),
         **strided("v", inputs.v, "stride", "head", "dim"),
-        **strided("a", inputs.a, "stride", "head"), **strided("b", inputs.b, "stride", "head"),
-        **strided("a_log", inputs.a_log, "head"), **strided("dt_bias", inputs.dt_bias, "head"),
+        **strided("a", a, "stride", "head", "size"), **strided("b", inputs.b, "stride", "head"),
+        **strided("a_log", inputs.a_log, "head"), **strided("dt_bias", dt_bias, "head", "size"),
+        "CHANNELS": inputs.by_channel, "BOUND": inputs.lower_bound,
         "y": y, "y_stride": y.stride(0), "RATIO": view.heads // inputs.k.shape[1],
     }  # fmt: skip

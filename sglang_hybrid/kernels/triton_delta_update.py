@@ -17,7 +17,7 @@ from sglang_hybrid.kernels.launch import Launch, power_of_two
 from sglang_hybrid.kernels.state_access import read_state, write_state
 from sglang_hybrid.kernels.state_io import need_map
 from sglang_hybrid.kernels.triton_args import delta_args
-from sglang_hybrid.kernels.triton_math import inverse_length, sigmoid, softplus
+from sglang_hybrid.kernels.triton_math import inverse_length, log_decay, sigmoid
 from sglang_hybrid.kernels.triton_rows import block_rows, row_offsets
 from sglang_hybrid.pools.views import StateView
 
@@ -56,10 +56,12 @@ def delta_update_kernel(
     v_dim: tl.tensor,
     a_stride: tl.tensor,
     a_head: tl.tensor,
+    a_size: tl.tensor,
     b_stride: tl.tensor,
     b_head: tl.tensor,
     a_log_head: tl.tensor,
     dt_bias_head: tl.tensor,
+    dt_bias_size: tl.tensor,
     y_stride: tl.tensor,
     DIM: tl.constexpr,
     SIZE: tl.constexpr,
@@ -69,6 +71,8 @@ def delta_update_kernel(
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BOUND: tl.constexpr,
 ) -> None:
     BLOCKS: tl.constexpr = (DIM + BLOCK - 1) // BLOCK
     head = tl.program_id(0) // BLOCKS
@@ -96,12 +100,18 @@ def delta_update_kernel(
     vs = tl.load(v + request * v_stride + head * v_head + m * v_dim, mask=inside, other=0.0).to(tl.float32)
     ks *= inverse_length(tl.sum(ks * ks))
     qs *= inverse_length(tl.sum(qs * qs)) * (SIZE**-0.5)
-    step = tl.load(a + request * a_stride + head * a_head).to(tl.float32)
-    step = softplus(step + tl.load(dt_bias + head * dt_bias_head).to(tl.float32))
-    decay = tl.exp(-tl.exp(tl.load(a_log + head * a_log_head).to(tl.float32)) * step)
+    a += request * a_stride + head * a_head
+    dt_bias += head * dt_bias_head
+    rate = tl.exp(tl.load(a_log + head * a_log_head).to(tl.float32))
+    if CHANNELS:
+        step = tl.load(a + n * a_size, mask=within, other=0.0).to(tl.float32)
+        step += tl.load(dt_bias + n * dt_bias_size, mask=within, other=0.0).to(tl.float32)
+        state *= tl.exp(log_decay(step, rate, BOUND))[None, :]
+    else:
+        step = tl.load(a).to(tl.float32) + tl.load(dt_bias).to(tl.float32)
+        state *= tl.exp(log_decay(step, rate, BOUND))
     strength = sigmoid(tl.load(b + request * b_stride + head * b_head).to(tl.float32))
 
-    state *= decay
     known = tl.sum(state * ks[None, :], axis=1)
     state += ((vs - known) * strength)[:, None] * ks[None, :]
     write_state(rows + dst[:, None] + n[None, :], state.to(rows.dtype.element_ty), held & has_dst)

@@ -29,6 +29,15 @@ def sigmoid(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def log_decay(step: tl.tensor, rate: tl.tensor, BOUND: tl.constexpr) -> tl.tensor:
+    """What `delta_rule.gates` makes of a step (projection and bias) and a rate, exp(A_log); BOUND may be None."""
+    if BOUND is None:
+        return -rate * softplus(step)
+    else:
+        return BOUND * sigmoid(rate * step)
+
+
+@triton.jit
 def inverse_length(squares: tl.tensor) -> tl.tensor:
     """1 / |x| from the sum of the squares of x, as in `delta_rule.unit`."""
     return tl.rsqrt(squares + 1e-6)

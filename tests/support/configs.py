@@ -312,7 +312,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 organization=name.upper(),
                 grid=grid,
                 model="lfm2-moe" if name == "s1" else "lfm2",
-                memory=Memory(tokens=2048, spare=64),
+                memory=Memory(tokens=1536, spare=8),
                 chunk=chunk,
                 flags=flags,
                 env=RETRACT,

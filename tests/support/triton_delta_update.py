@@ -8,7 +8,7 @@ import torch
 
 from tests.support.interpreted import LONG, Check, main
 from tests.support.paged_state import Case
-from tests.support.rules import DELTA
+from tests.support.rules import DELTA, KDA, KDA_BOUNDED
 from tests.support.triton_state_update import BASE, cases_of
 
 BF16 = torch.bfloat16
@@ -44,9 +44,17 @@ if LONG:
     TABLE["Qwen3-Next"] = Case(1, heads=32, groups=16, dim=128, size=128, rows_per_page=2048)
 
 
+BY_CHANNEL = ("base: two members of two heads", "batch 33", "key size 33, odd", "heads cut by members", "bf16")
+"""Those that KDA repeats, as it is and with a lower bound: its decay is a vector along a row of the state."""
+
+
 def cases() -> dict[str, Check]:
     """All cases by name."""
-    return cases_of(DELTA, TABLE)
+    found = cases_of(DELTA, TABLE)
+    repeated = TABLE if LONG else {name: TABLE[name] for name in BY_CHANNEL}
+    for title, rule in (("KDA", KDA), ("KDA with a lower bound", KDA_BOUNDED)):
+        found |= {f"{title}: {name}": check for name, check in cases_of(rule, repeated).items()}
+    return found
 
 
 if __name__ == "__main__":
