@@ -26,10 +26,12 @@ SIZES: tuple[dict[str, Any], ...] = (
     {"vocab": 512, "context": 4096},
     {"family": "granite-4", "vocab": 512, "context": 4096},
     {"family": "qwen3.5", "vocab": 512, "context": 4096},
+    {"family": "lfm2", "vocab": 512, "context": 4096},
+    {"family": "lfm2-moe", "vocab": 512, "context": 4096},
 )
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=["default", "small vocabulary", "granite-4", "qwen3.5"])
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: sizes.get("family", f"vocab {sizes.get('vocab')}"))
 def test_state_remembers_and_a_wrong_one_shows(sizes: dict[str, Any], tmp_path: Path) -> None:
     report = measure(str(write_demo_model(tmp_path, **sizes)), prompts=4 if "family" in sizes else 12)
     assert report.influence > 0.05 and report.kl > 1e-3
@@ -135,6 +137,8 @@ def test_falcon_layer_has_the_geometry_of_the_real_one() -> None:
         ({"family": "granite-4", "attention_every": 0}, "layers of a Granite-4 are attention or recurrent"),
         ({"family": "qwen3.5", "attention_every": 6}, "every 6th of 5 layers"),
         ({"family": "granite-4", "head_dim": 128}, "4 x 128, 256"),
+        ({"family": "lfm2", "head_dim": 128}, "4 x 128 and 256"),
+        ({"family": "lfm2-moe", "attention_every": 0}, "layers of a Liquid LFM2 are attention or recurrent"),
         ({"vocab": 200}, "vocabulary of 200"),
         ({"heads": 3}, "2 KV heads"),
         ({"ssm_groups": 4}, "4 groups"),
@@ -157,6 +161,13 @@ def test_families_with_separate_layers_cut_their_states(family: str, rows: int) 
     assert shape.ssm_width % rows and 2 * shape.ssm_width > rows
     assert shape.attention == (False, True, False, True, False)
     assert 2 * shape.conv_channels * (shape.conv_width - 1) * 4 <= page // 4
+
+
+def test_short_convolutions_fill_an_eighth_of_a_page() -> None:
+    """The proportions that `LFM2` promises: fp32, a grid of 16."""
+    shape = FAMILIES["lfm2"].shape
+    page = 2 * shape.kv_heads * shape.head_dim * 4 * 16
+    assert page == 32 << 10 and 2 * shape.hidden * (shape.conv_width - 1) * 4 == page // 8
 
 
 def test_defaults_fill_three_pages_of_the_small_grid() -> None:

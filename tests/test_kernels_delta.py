@@ -71,9 +71,7 @@ CASES |= {
     "KDA, bf16 inputs": replace(KDA, dtype=torch.bfloat16),
     "KDA, bf16 state": replace(KDA, stored=torch.bfloat16),
     "KDA with a lower bound": replace(KDA, decays="bounded"),
-    "KDA with a lower bound, grid 96": replace(
-        KDA, decays="bounded", grid=96, lengths=(200,), begins=(40,)
-    ),
+    "KDA with a lower bound, grid 96": replace(KDA, decays="bounded", grid=96, lengths=(200,), begins=(40,)),
 }
 
 
@@ -178,8 +176,8 @@ def test_gates() -> None:
 
 
 def test_gates_by_channel() -> None:
-    """As `kda_gate_chunk_cumsum` of the source defines them, before it sums: -exp(A) softplus(a + bias), or the
-    bound times sigmoid(exp(A) (a + bias)); the rate is a head's, the bias a channel's."""
+    """As `kda_gate_chunk_cumsum` of the source defines them, before it sums: -exp(A) softplus(a + bias), or
+    the bound times sigmoid(exp(A) (a + bias)); the rate is a head's, the bias a channel's."""
     torch.manual_seed(7)
     a, b, a_log, dt_bias = 9 * torch.randn(5, 3, 4), torch.randn(5, 3), torch.randn(3), torch.randn(3, 4)
     for head in range(3):
@@ -209,9 +207,7 @@ def test_a_state_that_forgets_at_once_stays_finite() -> None:
 def test_update_equals_the_recurrence(name: str, decays: Decays, place: str) -> None:
     case = PAGED[name]
     pages = Pages(case)
-    inputs = DeltaInputs.random(
-        case.batch, case.heads, case.groups, case.dim, case.size, decays=decays
-    )
+    inputs = DeltaInputs.random(case.batch, case.heads, case.groups, case.dim, case.size, decays=decays)
     states = [state_of(case) for _ in range(case.batch)]
     source = pages.maps[: case.batch]
     target = source if place == "in place" else pages.maps[case.batch :]

@@ -2,7 +2,8 @@
 
 Measured with transformers' model on the written checkpoint.  What token 0 does through the
 state alone: after a prompt, replace nothing but the recurrent state by the state of a prompt that
-differs in token 0.  KV and conv windows stay, so attention cannot carry the difference.
+differs in token 0.  KV and conv windows stay, so attention cannot carry the difference.  A model whose
+recurrent layers keep nothing but conv windows is asked for the last token's way through these.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ CONTINUATION = 16
 
 @dataclass(frozen=True)
 class DemoReport:
-    """`influence`: largest change of a log-probability at `DISTANCE` when token 0 changes, the least
-    over prompts.  `kl`: the same as a divergence in nats, mean.  `zeroed_differ`: share of prompts
-    whose greedy continuation changes when the state is zeroed at `DISTANCE`.  `gap_share`: share of
+    """`reach`: tokens from the one that changes to where its influence is read.  `influence`: largest change
+    of a log-probability there, the least over prompts.  `kl`: the same as a divergence in nats, mean.
+    `zeroed_differ`: share of prompts whose greedy continuation changes when the state is zeroed at
+    `DISTANCE`.  `gap_share`: share of
     greedy steps whose top-1/top-2 logit gap is at least 0.05.  `distinct`: mean number of different
     tokens in `CONTINUATION` greedy steps."""
 
+    reach: int
     influence: float
     kl: float
     zeroed_differ: float
@@ -37,7 +40,7 @@ class DemoReport:
     def lines(self) -> list[str]:
         """The report for people, one line a fact."""
         return [
-            f"first token at distance {DISTANCE}, through the recurrent state alone: "
+            f"a token at distance {self.reach}, through the recurrent state alone: "
             f"log-probabilities move by at least {self.influence:.3f} (KL {self.kl:.3g} nats)",
             f"zeroed state at position {DISTANCE}: greedy continuation changes for "
             f"{self.zeroed_differ:.0%} of prompts",
@@ -46,9 +49,13 @@ class DemoReport:
         ]
 
 
-def _recurrent(cache: Any) -> list[torch.Tensor]:
-    # Pure attention layers have no such states.
-    return [layer.recurrent_states[0] for layer in cache.layers if hasattr(layer, "recurrent_states")]
+def _recurrent(cache: Any) -> tuple[int, list[torch.Tensor]]:
+    """(tokens that a state reaches back, states): of recurrent layers, else of short convolutions."""
+    layers = [layer for layer in cache.layers if hasattr(layer, "recurrent_states")]
+    states = [layer.recurrent_states[0] for layer in layers]
+    if all(state is None for state in states):
+        return 1, [layer.conv_states[0] for layer in layers]
+    return DISTANCE, states
 
 
 def _prefill(model: Any, prompts: torch.Tensor) -> Any:
@@ -81,14 +88,16 @@ def measure(directory: str, prompts: int = 8, seed: int = 0) -> DemoReport:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, model.config.vocab_size, (prompts, DISTANCE + 1), generator=generator)
-    other = ids.clone()
-    other[:, 0] = 5 + (ids[:, 0] - 5 + 1 + ids[:, 1] % 100) % (model.config.vocab_size - 5)
     right = _prefill(model, ids[:, :DISTANCE])
+    reach, _ = _recurrent(right)
+    other, changed = ids.clone(), DISTANCE - reach
+    step = 1 + ids[:, changed + 1] % 100
+    other[:, changed] = 5 + (ids[:, changed] - 5 + step) % (model.config.vocab_size - 5)
     swapped, zeroed = copy.deepcopy(right), copy.deepcopy(right)
     foreign = _prefill(model, other[:, :DISTANCE])
-    for mine, theirs in zip(_recurrent(swapped), _recurrent(foreign), strict=True):
+    for mine, theirs in zip(_recurrent(swapped)[1], _recurrent(foreign)[1], strict=True):
         mine.copy_(theirs)
-    for mine in _recurrent(zeroed):
+    for mine in _recurrent(zeroed)[1]:
         mine.zero_()
     said, logits = _greedy(model, right, ids[:, DISTANCE], CONTINUATION)
     said_zeroed, _ = _greedy(model, zeroed, ids[:, DISTANCE], CONTINUATION)
@@ -98,6 +107,7 @@ def measure(directory: str, prompts: int = 8, seed: int = 0) -> DemoReport:
     log_swapped = logits_swapped[:, 0].log_softmax(-1)
     top = logits.topk(2, dim=-1).values
     return DemoReport(
+        reach=reach,
         influence=float((log_right - log_swapped).abs().amax(-1).min()),
         kl=float((log_right.exp() * (log_right - log_swapped)).sum(-1).mean()),
         zeroed_differ=float((said != said_zeroed).any(1).float().mean()),

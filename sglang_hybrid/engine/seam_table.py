@@ -373,9 +373,7 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam("sglang.srt.utils.common:get_cpu_ids_by_node", ""),
     Seam("sglang.srt.utils.common:get_device_memory_capacity", "device"),
-    Seam(
-        "sglang.srt.models.lfm2:Lfm2ShortConv.forward", "self hidden_states forward_batch", child_only=True
-    ),
+    Seam("sglang.srt.models.lfm2:Lfm2ShortConv.forward", "self hidden_states forward_batch", child_only=True),
     Seam(
         "sglang.srt.models.lfm2_moe:Lfm2MoeShortConv.forward",
         "self hidden_states forward_batch",

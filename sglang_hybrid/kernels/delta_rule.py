@@ -39,8 +39,8 @@ def gates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Projections -> (log decay g, shaped as `a`; write strength beta [T, H]), both in fp32.
 
-    `a` [T, H] with `dt_bias` [H], or [T, H, K] with [H, K] for a decay a key channel; `b` [T, H], `a_log` [H].
-    With a `lower_bound` (negative; KDA's safe gate) g lies between it and 0.
+    `a` [T, H] with `dt_bias` [H], or [T, H, K] with [H, K] for a decay a key channel; `b` [T, H], `a_log`
+    [H].  With a `lower_bound` (negative; KDA's safe gate) g lies between it and 0.
     """
     need_shape("b", b, (None, None))
     heads = b.shape[1]

@@ -30,7 +30,7 @@ def sigmoid(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def log_decay(step: tl.tensor, rate: tl.tensor, BOUND: tl.constexpr) -> tl.tensor:
-    """What `delta_rule.gates` makes of a step (projection and bias) and a rate, exp(A_log); BOUND may be None."""
+    """`delta_rule.gates` of a step (projection and bias) and a rate, exp(A_log); BOUND may be None."""
     if BOUND is None:
         return -rate * softplus(step)
     else:

@@ -6,7 +6,17 @@ from tests.support.park import on
 from tests.support.tokens import T
 from tests.support.witness import Witness
 
-CHUNKED = ("chunk3", "chunk8", "mixed12", "g16-chunk40", "granite-s1", "qwen-s1", "lfm2-s2", "lfm2-s0", "lfm2-s1")
+CHUNKED = (
+    "chunk3",
+    "chunk8",
+    "mixed12",
+    "g16-chunk40",
+    "granite-s1",
+    "qwen-s1",
+    "lfm2-s2",
+    "lfm2-s0",
+    "lfm2-s1",
+)
 
 
 def chunk_in_force(witness: Witness) -> None:

@@ -47,7 +47,7 @@ def test_waves_over_one_prefix(witness: Witness) -> None:
 
 @on(*FAMILIES)
 def test_two_requests_fork_from_one_checkpoint(witness: Witness) -> None:
-    """Both begin with the state that a third left, in one batch, and neither sees what the other makes of it."""
+    """Both begin with the state that a third left, in one batch; neither sees what the other makes of it."""
     shared = T(5, 3 * witness.G)
     witness.ask([*shared, 6], 1)
     for tail in (1, witness.G + 3):

@@ -8,7 +8,6 @@ import torch.nn.functional as functional
 
 from sglang_hybrid.kernels import delta_rule
 
-
 Decays = Literal["head", "channel", "bounded"]
 """One a head (GDN), one a key channel (KDA), and that with a lower bound (KDA's safe gate)."""
 

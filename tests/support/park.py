@@ -15,9 +15,7 @@ from tests.support.server import LiveServer
 
 def on(*names: str) -> pytest.MarkDecorator:
     """Run a test on these shared configurations: its `witness` fixture talks to each in turn."""
-    servers = [
-        pytest.param(name, marks=pytest.mark.long) if CONFIGS[name].long else name for name in names
-    ]
+    servers = [pytest.param(name, marks=pytest.mark.long) if CONFIGS[name].long else name for name in names]
     return pytest.mark.parametrize("server", servers, indirect=True)
 
 

@@ -44,7 +44,13 @@ if LONG:
     TABLE["Qwen3-Next"] = Case(1, heads=32, groups=16, dim=128, size=128, rows_per_page=2048)
 
 
-BY_CHANNEL = ("base: two members of two heads", "batch 33", "key size 33, odd", "heads cut by members", "bf16")
+BY_CHANNEL = (
+    "base: two members of two heads",
+    "batch 33",
+    "key size 33, odd",
+    "heads cut by members",
+    "bf16",
+)
 """Those that KDA repeats, as it is and with a lower bound: its decay is a vector along a row of the state."""
 
 
