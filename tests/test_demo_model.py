@@ -165,7 +165,7 @@ def test_families_with_separate_layers_cut_their_states(family: str, rows: int) 
 
 def test_short_convolutions_fill_an_eighth_of_a_page() -> None:
     """The proportions that `LFM2` promises: fp32, a grid of 16."""
-    shape = FAMILIES["lfm2"].shape
+    shape = demo_family("lfm2").shape
     page = 2 * shape.kv_heads * shape.head_dim * 4 * 16
     assert page == 32 << 10 and 2 * shape.hidden * (shape.conv_width - 1) * 4 == page // 8
 

@@ -129,8 +129,9 @@ def check_layers(kind: RecurrentKind, module: Any, recurrent: list[int]) -> None
         if isinstance(child, layers)
     ]
     if sorted(found) != sorted(recurrent):
+        wanted = " or ".join(one.__name__ for one in layers)
         raise SeamError(
-            f"{type(module).__name__}: expected a {' or '.join(one.__name__ for one in layers)} in each of the recurrent layers "
+            f"{type(module).__name__}: expected a {wanted} in each of the recurrent layers "
             f"{sorted(recurrent)}, found them in layers {sorted(found)}"
         )
 

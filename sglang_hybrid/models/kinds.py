@@ -30,8 +30,9 @@ class RecurrentKind:
     `backend`: the class of SGLang's that serves these layers, `adapter` ours in its place, `exact` ours with
     `--hybrid-exact` (None: there is none).  `layers`: SGLang's modules that call the backend, one for each
     recurrent layer.  `step` and `scan`: the recurrence in decode and in prefill, operations of
-    `kernels.Route` (None: a layer keeps nothing but its conv window).  `attention`: forms of attention KV that are served beside it (SGLang's
-    `AttentionArch`).  `dims` reads SGLang's state shapes.  `flashinfer`: FlashInfer has its step.
+    `kernels.Route` (None: a layer keeps nothing but its conv window).  `attention`: forms of attention KV
+    that are served beside it (SGLang's `AttentionArch`).  `dims` reads SGLang's state shapes.  `flashinfer`:
+    FlashInfer has its step.
     """
 
     name: str
