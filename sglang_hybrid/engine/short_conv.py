@@ -40,14 +40,15 @@ class HybridShortConvBackend(PageMapMetadata, ShortConvAttnBackend):
         Raises:
             SeamError: the layers found are not those that have windows.
         """
-        found = {module.layer_idx: module for module in model.modules() if type(module) in LAYERS}
+        layers: list[Any] = [module for module in model.modules() if type(module) in LAYERS]
+        found = {int(layer.layer_idx): layer for layer in layers}
         if sorted(found) != sorted(self.convs):
             raise SeamError(
                 f"short-convolution layers: expected {sorted(self.convs)}, found {sorted(found)} among "
                 f"{', '.join(kind.__name__ for kind in LAYERS)}"
             )
-        for module in found.values():
-            module.forward = partial(self.mix, module)
+        for layer in layers:
+            layer.forward = partial(self.mix, layer)
 
     def mix(self, layer: Any, hidden_states: torch.Tensor, forward_batch: ForwardBatch) -> torch.Tensor:
         """`Lfm2ShortConv.forward` over conv lines; projections are the layer's own modules.
