@@ -176,6 +176,22 @@ def test_what_sizes_a_slot_pool_is_ignored(mem: str, flags: str, model: str, sai
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        "--mamba-backend flashinfer",
+        "--linear-attn-backend flashinfer",
+        "--linear-attn-decode-backend flashinfer --linear-attn-prefill-backend flashkda",
+    ],
+)
+def test_what_chooses_kernels_of_slots_is_ignored(flags: str, model: str, said: list[str]) -> None:
+    copied = view(resolved("--model-path", model, QUIET, "--hybrid-mem", "S1", *flags.split()))
+    (warning,) = [line for line in said if line.startswith("Ignored: ")]
+    assert all(flag in warning for flag in re.findall(r"--\S+ \S+", flags))
+    assert warning.endswith("--hybrid-kernels chooses among them.")
+    assert {name: getattr(copied, name) for name in resolve.STATE_KERNELS} == resolve.STATE_KERNELS
+
+
+@pytest.mark.parametrize(
     ("mem", "grid", "page", "step"),
     [("S0", None, 512, 512), ("S2", 16, 16, 16), ("D0", None, 16, None), ("D0", 1792, 16, 1792)],
 )

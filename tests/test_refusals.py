@@ -95,6 +95,31 @@ ROWS = (
         "prefill backend full",
         '{"backend": "disabled"}',
     ),
+    Row('--cuda-graph-config {"decode":{"backend":"breakable"}}', "decode backend breakable", '"full"'),
+    Row("--cuda-graph-backend-decode breakable", "--cuda-graph-backend-decode breakable", "full, disabled"),
+    Row("--debug-cuda-graph", "--debug-cuda-graph", "leave it out"),
+    Row("--enable-torch-compile", "--enable-torch-compile", "leave it out"),
+    Row("--tp-size 2 --attn-dp-size 2", "--attn-dp-size 2", "legal: 1"),
+    # SGLang turns it into --attn-dp-size 2.
+    Row("--tp-size 2 --dp-size 2 --enable-dp-attention", "--attn-dp-size 2", "legal: 1"),
+    Row("--enable-prefill-delayer", "--enable-prefill-delayer", "leave it out"),
+    Row("--enable-deterministic-inference", "--enable-deterministic-inference", "leave it out"),
+    Row("--rl-on-policy-target fsdp", "--rl-on-policy-target fsdp", "leave it out"),
+    Row("--enable-single-batch-overlap", "--enable-single-batch-overlap", "leave it out"),
+    Row("--enable-layernorm-sp", "--enable-layernorm-sp", "leave it out"),
+    Row("--enable-attn-tp-input-scattered", "--enable-attn-tp-input-scattered", "leave it out"),
+    Row("--enable-nvidia-megakernel", "--enable-nvidia-megakernel", "leave it out"),
+    Row("--enable-amd-monokernel", "--enable-amd-monokernel", "leave it out"),
+    Row("--elastic-ep-backend mooncake", "--elastic-ep-backend mooncake", "leave it out"),
+    Row("--is-embedding", "--is-embedding", "leave it out"),
+    Row("--encoder-only", "--encoder-only", "leave it out"),
+    Row("--language-only", "--language-only", "leave it out"),
+    Row("--enable-return-routed-experts", "--enable-return-routed-experts", "leave it out"),
+    Row("--strip-thinking-cache", "--strip-thinking-cache", "leave it out"),
+    Row("--model-impl transformers", "--model-impl transformers", "auto, sglang"),
+    Row("--kv-canary log", "--kv-canary log", "none"),
+    Row("--decoupled-spec-role verifier", "--decoupled-spec-role verifier", "null"),
+    Row("--startup-weight-load-mode overlap", "--startup-weight-load-mode overlap", "serial"),
     Row("--enable-memory-saver", "--enable-memory-saver", "leave it out"),
     Row("--kv-events-config {}", "--kv-events-config {}", "leave it out"),
     Row("--use-ray", "--use-ray", "leave it out"),
@@ -106,6 +131,14 @@ def test_refused(row: Row, model: str) -> None:
     said = refusal("--model-path", model, *ON, *row.argv.split())
     assert row.value in said
     assert row.choice in said
+
+
+@pytest.mark.parametrize("name", ["SGLANG_USE_HND_KVCACHE", "SGLANG_FLASHINFER_AUTOTUNE_EXTEND"])
+def test_refused_environment(name: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    said = refusal("--model-path", model, *ON)
+    assert said.startswith(f"{name}=1 is not supported with --hybrid-mem S1: ")
+    assert said.endswith("unset it or set it to 0.")
 
 
 def test_every_rule_has_a_row() -> None:

@@ -25,6 +25,7 @@ from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
 from sglang_hybrid.engine.rules import Refusal
 from sglang_hybrid.engine.served import architecture, kind_of, why_not_served
+from sglang_hybrid.engine.start_report import budget_line, state_lines
 from sglang_hybrid.engine.tokens import GridTokens
 from sglang_hybrid.engine.unit_tails import Poison
 from sglang_hybrid.geometry import SCAN_CHUNK, native_grid
@@ -124,14 +125,20 @@ def config_from_budget(
     config = original(self, budget_bytes, cap_tokens=cap_tokens)
     asked = settings()
     shape = state_shape(self)
-    model = shape.geometry(*layer_sets(self))
-    grid = asked.grid or native_grid(model, UNIT_TOKENS, scan_chunk(self))
     budget = int(asked.budget_bytes or budget_bytes)
-    organization = make_organization(asked.mem, model, grid, budget, **asked.options)
+
+    def lay_out(state: StateShape) -> Organization:
+        model = state.geometry(*layer_sets(self))
+        grid = asked.grid or native_grid(model, UNIT_TOKENS, scan_chunk(self))
+        return make_organization(asked.mem, model, grid, budget, **asked.options)
+
+    organization = lay_out(shape)
     _plans[id(self)] = Plan(shape, organization)
     # SGLang refuses longer requests by this number, and names it.
     config.max_total_num_tokens = longest_request(organization)
-    _log_budget(organization)
+    logger.info(budget_line(organization, checkpoint_capacity(organization)))
+    for line in state_lines(shape, organization, checkpoint_capacity, lay_out):
+        logger.info(line)
     return config
 
 
@@ -151,7 +158,9 @@ def resolve_max_num_reqs(original: Callable[..., Any], self: Any, token_capacity
             organization.name,
             organization.usage().pages_total,
         )
-    return min(limit, most)
+    running = min(limit, most)
+    logger.info("Up to %d requests run at once; the memory has room for %d at their start.", running, most)
+    return running
 
 
 def init_pools(
@@ -279,20 +288,4 @@ def state_shape(configurator: Any) -> StateShape:
         **dims._asdict(),
         ssm_dtype=params.dtype.temporal,
         conv_dtype=params.dtype.conv,
-    )
-
-
-def _log_budget(organization: Organization) -> None:
-    used = organization.used_bytes()
-    logger.info(
-        "%s: grid %d, budget %d bytes, used %d, lost %d; holds %d units of %d tokens %s %d checkpoints.",
-        organization.name,
-        organization.grid,
-        organization.budget_bytes,
-        used,
-        organization.budget_bytes - used,
-        organization.unit_pool.size,
-        organization.unit_tokens,
-        "or" if organization.unit_pool is organization.state_pool else "and",
-        checkpoint_capacity(organization),
     )

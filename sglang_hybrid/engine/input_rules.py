@@ -148,6 +148,29 @@ def backend_sentence(flag: str, value: Any, facts: Facts) -> str:
     )
 
 
+def _decode_graph(facts: Facts) -> str | None:
+    value = facts.given("cuda_graph_backend_decode")
+    if value in (None, "full", "disabled"):
+        return None
+    return (
+        f"--cuda-graph-backend-decode {value} is not supported with --hybrid-mem {facts.mem}: only a graph "
+        "of the whole step is tested; legal: full, disabled."
+    )
+
+
+def _environment(name: str, why: str) -> Rule:
+    """Refuse a switch of SGLang that has no flag."""
+
+    def check(facts: Facts) -> str | None:
+        from sglang.srt.environ import envs
+
+        if not getattr(envs, name).get():
+            return None
+        return f"{name}=1 is not supported with --hybrid-mem {facts.mem}: {why}; unset it or set it to 0."
+
+    return Rule("attention_backend", check)
+
+
 def _prefill_graph(facts: Facts) -> str | None:
     value = facts.given("cuda_graph_backend_prefill")
     if value in (None, "disabled"):
@@ -206,7 +229,32 @@ INPUT_RULES: tuple[Rule, ...] = (
     _given_backend("attention_backend"),
     _given_backend("prefill_attention_backend"),
     _given_backend("decode_attention_backend"),
+    _environment("SGLANG_USE_HND_KVCACHE", "K and V of a token lie side by side in the pages"),
+    _environment("SGLANG_FLASHINFER_AUTOTUNE_EXTEND", "the prefills that it makes up have no state"),
     Rule("cuda_graph_backend_prefill", _prefill_graph),
+    Rule("cuda_graph_backend_decode", _decode_graph),
+    off("debug_cuda_graph", "only a graph of the whole step is tested"),
+    off("enable_torch_compile", "its graphs break at every launch over pages, and nobody has tested that"),
+    only("attn_dp_size", (1,), "the empty batches of idle ranks are not tested with paged states"),
+    off("enable_dp_attention", "the empty batches of idle ranks are not tested with paged states"),
+    off("enable_prefill_delayer", "it is not tested with the admission of this memory"),
+    off("enable_deterministic_inference", "it is not proven that a batch changes no row of a paged state"),
+    off("rl_on_policy_target", "it needs deterministic inference, which is not proven here"),
+    off("enable_single_batch_overlap", "nobody has tested it with paged states"),
+    off("enable_layernorm_sp", "a recurrent layer needs all tokens of a sequence"),
+    off("enable_attn_tp_input_scattered", "a recurrent layer needs all tokens of a sequence"),
+    off("enable_nvidia_megakernel", "its steps pass by the layers that read paged states"),
+    off("enable_amd_monokernel", "its steps pass by the layers that read paged states"),
+    off("elastic_ep_backend", "a rank that joins later does not know the others' tree"),
+    off("is_embedding", "a state is kept for the token that follows, and an embedding has none"),
+    off("encoder_only", "encoders on servers of their own are not tested"),
+    off("language_only", "encoders on servers of their own are not tested"),
+    off("enable_return_routed_experts", "the experts of tokens from the cache are not kept"),
+    off("strip_thinking_cache", "a checkpoint behind the thoughts is dropped, and nobody has tested that"),
+    only("model_impl", ("auto", "sglang"), "the layers of another implementation do not read pages"),
+    only("kv_canary", ("none",), "it walks SGLang's own pools"),
+    only("decoupled_spec_role", ("null",), "a rejected draft would need a state rollback"),
+    only("startup_weight_load_mode", ("serial",), "memory for state is measured beside loaded weights"),
     off("enable_memory_saver", "the pages are one allocation outside its regions"),
     off("kv_events_config", "the grid tree publishes no block events"),
     off("use_ray", "its workers load no plugins"),

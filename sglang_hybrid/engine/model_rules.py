@@ -134,6 +134,12 @@ def _final_page(facts: Facts) -> str | None:
 
 def _graph_config(facts: Facts) -> str | None:
     config = facts.now("cuda_graph_config")
+    decode = getattr(getattr(config, "decode", None), "backend", "full")
+    if decode not in ("full", "disabled"):
+        return (
+            f"cuda_graph_config decode backend {decode} is not supported with --hybrid-mem {facts.mem}: only "
+            'a graph of the whole step is tested; use {"decode": {"backend": "full"}}.'
+        )
     backend = getattr(getattr(config, "prefill", None), "backend", "disabled")
     if backend == "disabled":
         return None

@@ -61,7 +61,7 @@ def derive(server_args: Any, previous: Step) -> None:
 
     from sglang.srt.arg_groups.overrides import declare_resolution
 
-    _ignore_slot_pool(mem, server_args)
+    _ignore(mem, server_args)
     grid = grid_or_default(mem, server_args.hybrid_grid)
     declare_resolution(
         server_args,
@@ -70,8 +70,6 @@ def derive(server_args: Any, previous: Step) -> None:
         hybrid_kernels=server_args.hybrid_kernels or "auto",
         page_size=page_size_for(mem, grid),
         radix_cache_backend=RADIX_BACKEND,
-        # Explicit: at "auto" stock would pick no_buffer together with disable_overlap_schedule.
-        mamba_radix_cache_strategy=MAMBA_STRATEGY,
         # Its warm-up clears stock state slots and replays fixed indices.
         disable_prefill_cuda_graph=True,
     )
@@ -82,33 +80,45 @@ def derive(server_args: Any, previous: Step) -> None:
 SLOT_POOL = {
     "mamba_full_memory_ratio": None,
     "max_mamba_cache_size": None,
-    "mamba_radix_cache_strategy": "auto",
+    # Explicit: at "auto" stock would pick no_buffer together with disable_overlap_schedule.
+    "mamba_radix_cache_strategy": MAMBA_STRATEGY,
 }
-"""Fields that size SGLang's own pool of state slots, and their defaults.  There is no such pool here, and
-they stand in nearly every published command for a hybrid model."""
+"""Fields that size SGLang's own pool of state slots, and what they are here, where there is no such pool."""
+
+STATE_KERNELS = {
+    "mamba_backend": "triton",
+    "linear_attn_backend": "triton",
+    "linear_attn_decode_backend": "triton",
+    "linear_attn_prefill_backend": "triton",
+    "linear_attn_verify_backend": "triton",
+}
+"""Fields that choose kernels for SGLang's own state slots, and what they are here: stock classes that ours
+derive from load no more than they need, and the models call them as they do in our tests."""
 
 
-def _ignore_slot_pool(mem: str, server_args: Any) -> None:
-    """Take the user's `SLOT_POOL` back, with one warning that says what sizes the memory instead.
-
-    The strategy is declared by `derive` in any case.
-    """
+def _ignore(mem: str, server_args: Any) -> None:
+    """Take back what the user gave of `SLOT_POOL` and `STATE_KERNELS`, with one warning each that says what
+    counts instead.  They stand in nearly every published command for a hybrid model."""
     from sglang.srt.arg_groups.overrides import declare_resolution
 
-    given = {name: getattr(server_args, name) for name in SLOT_POOL}
-    ours = (None, "auto", MAMBA_STRATEGY)
-    ignored = [f"{rules.flag_of(name)} {value}" for name, value in given.items() if value not in ours]
-    if not ignored:
-        return
     split = ", split by --hybrid-attention-share" if mem == "D0" else ""
-    logger.warning(
-        "Ignored: %s. With --hybrid-mem %s recurrent states live in one memory with the KV: its size is "
-        "--hybrid-budget-bytes, by default what --mem-fraction-static leaves%s.",
-        ", ".join(ignored),
-        mem,
-        split,
-    )
-    declare_resolution(server_args, SOURCE, mamba_full_memory_ratio=None, max_mamba_cache_size=None)
+    for fields, instead in (
+        (
+            SLOT_POOL,
+            "recurrent states live in one memory with the KV: its size is --hybrid-budget-bytes, by default "
+            f"what --mem-fraction-static leaves{split}",
+        ),
+        (STATE_KERNELS, "paged states have kernels of their own: --hybrid-kernels chooses among them"),
+    ):
+        given = {name: getattr(server_args, name) for name in fields}
+        ignored = [
+            f"{rules.flag_of(name)} {value}"
+            for name, value in given.items()
+            if value not in (None, "auto", fields[name])
+        ]
+        if ignored:
+            logger.warning("Ignored: %s. With --hybrid-mem %s %s.", ", ".join(ignored), mem, instead)
+        declare_resolution(server_args, SOURCE, **fields)
 
 
 def adapt(server_args: Any, previous: Step) -> None:
