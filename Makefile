@@ -1,5 +1,5 @@
 # make serve   a server on 127.0.0.1:30000     make serve MODEL=DIR HYBRID=S1 ARGS="--hybrid-grid 64"
-# make gpu     the kernels' tables on a GPU, then their bench
+# make gpu     what only a GPU can show, in four minutes: kernels, S1 against stock, times
 # make test    ruff, mypy and every short test make test TESTS=tests/engine PYTEST="-x -k chat"
 # make test-all   the same and the tests that are marked long
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -72,9 +72,7 @@ test-all: $(STAMP)
 	$(MAKE) --no-print-directory test PYTEST="--long $(PYTEST)"
 
 gpu: $(STAMP)
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(BIN)/python -m pytest -n 0 -m gpu tests && $(BIN)/python -m bench.kernels; \
-	else echo 'No CUDA device is visible, so the GPU tests and the kernel bench were skipped.'; fi
+	$(BIN)/python -m bench.gpu
 
 clean:
 	rm -rf $(DEMO) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
