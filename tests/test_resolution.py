@@ -18,16 +18,22 @@ ORGANIZATIONS = ("S0", "S1", "S2", "D0")
 
 
 class Family(NamedTuple):
-    """Attention backends that SGLang takes by itself on `MACHINES`."""
+    """Attention backends that SGLang takes by itself on `MACHINES`, and the default grid under S2."""
 
     checkpoint: str
     stock: tuple[str, str, str]
+    packed_grid: int = 512
 
 
 FAMILIES = (
     Family("falcon-h1-7b", ("flashinfer", "fa3", "triton")),
     Family("granite-4.0-h-micro", ("flashinfer", "fa3", "flashinfer")),
     Family("qwen3.5-4b-finetune-text", ("flashinfer", "fa3", "trtllm_mha")),
+    # On a B200 SGLang has an override for these that also sets a page of one token.
+    Family("qwen3.6-27b", ("flashinfer", "fa3", "triton")),
+    Family("qwen3.6-35b-a3b", ("flashinfer", "fa3", "triton")),
+    Family("qwen3-coder-next-80b", ("flashinfer", "fa3", "triton")),
+    Family("nemotron-3-nano-30b", ("flashinfer", "fa3", "trtllm_mha"), 1024),
 )
 ILLEGAL = {"S0": ("fa3", "trtllm_mha")} | dict.fromkeys(("S1", "S2", "D0"), ("trtllm_mha",))
 
@@ -83,8 +89,10 @@ def test_starts_without_a_further_flag(
         assert said[0].startswith(
             f"INFO: --attention-backend is flashinfer: SGLang's default here, {stock}, "
         )
-    assert found.page == (16 if mem == "D0" else 512)
-    assert found.grid == (None if mem == "D0" else 512)
+    grid = family.packed_grid if mem == "S2" else 512
+    assert found.page == (16 if mem == "D0" else grid)
+    assert found.grid == (None if mem == "D0" else grid)
+    assert any("--hybrid-grid is" in line for line in found.log) == (mem == "S2" and grid != 512)
     assert (found.prefill_graph, found.decode_graph) == ("disabled", "full")
     assert found.overlap
     assert found.chunk == 8192
