@@ -1,11 +1,13 @@
 """Fixtures of the engine tests: servers that are shared, a cold reference, a client that checks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.cold import Cold
+from tests.support.configs import FAULTS
 from tests.support.park import ServerPark
 from tests.support.server import LiveServer
 from tests.support.witness import Witness
@@ -47,6 +49,20 @@ def witness(
     yield client
     if request.node.stash.get(PASSED, False):
         client.base()
+
+
+@pytest.fixture
+def fault() -> Iterator[Callable[[str], None]]:
+    """Take a guard out, plant a fault or preempt, until the test ends."""
+    planted: list[Path] = []
+
+    def plant(name: str) -> None:
+        planted.append(FAULTS / name)
+        planted[-1].touch()
+
+    yield plant
+    for path in planted:
+        path.unlink()
 
 
 @pytest.hookimpl(wrapper=True)

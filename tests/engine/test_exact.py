@@ -5,8 +5,7 @@ is computed whole).
 """
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from sglang.test import kl_multiturn_utils as kl
 from sglang_hybrid.cli.verify_compare import Report
 from sglang_hybrid.cli.verify_runs import Plan, References, Verifier
 from sglang_hybrid.cli.verify_server import Client
-from tests.support.configs import FAULTS
 from tests.support.park import on
 from tests.support.planted.planted_faults import NO_ROUNDING, PREEMPT, STRADDLE
 from tests.support.witness import Witness
@@ -29,20 +27,6 @@ def verifier(witness: Witness) -> Verifier:
     client = Client(witness.server.url)
     plan = Plan(witness.config.grid, steps=3, ids=(5, 512))
     return Verifier("exact", client, plan, References(client), Report(exact=True))
-
-
-@pytest.fixture
-def fault() -> Iterator[Callable[[str], None]]:
-    """Take a guard out, or preempt, until the test ends."""
-    planted: list[Path] = []
-
-    def plant(name: str) -> None:
-        planted.append(FAULTS / name)
-        planted[-1].touch()
-
-    yield plant
-    for path in planted:
-        path.unlink()
 
 
 @on("exact")

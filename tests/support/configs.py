@@ -18,8 +18,8 @@ from tests.support.budget import StateBytes
 from tests.support.expect import ChosenGrid, DenseGrid, sparse
 
 PLANTED = Path(__file__).parent / "planted"
-"""Folder of two plugins: whole-page attention, and faults that are in while a file of their name lies in
-`FAULTS`."""
+"""Folder of plugins: whole-page attention, a platform with decode graphs, and faults that are in while a file
+of their name lies in `FAULTS`."""
 _FAULTS = tempfile.TemporaryDirectory(prefix="hybrid-faults-")
 FAULTS = Path(_FAULTS.name)
 
@@ -36,6 +36,9 @@ ENV: Mapping[str, str] = {
     "PYTHONPATH": os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]),
 }
 """Environment of every server; a configuration may add to it."""
+
+GRAPH_BATCHES = (1, 2, 5, 8)
+"""Batch sizes of captured decode steps; others are padded."""
 
 HOPEFUL = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
 """A scheduler that expects answers of eight tokens: it admits more than fits, and retracts."""
@@ -86,6 +89,8 @@ class ServerConfig:
     """Attention backend."""
     long: bool = False
     """Its tests run with `--long` only."""
+    graphs: bool = False
+    """Decode steps through SGLang's graph runner (`tests/support/graphs`)."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def args(self, model_dir: Path) -> list[str]:
@@ -104,6 +109,8 @@ class ServerConfig:
             "--log-level-http", "warning",
             *self.flags,
         ]  # fmt: skip
+        if self.graphs:
+            args += ["--cuda-graph-bs-decode", *map(str, GRAPH_BATCHES), "--decode-log-interval", "1"]
         if self.hybrid:
             args += ["--attention-backend", self.attention, "--hybrid-mem", self.organization]
             if not self.native_grid:
@@ -115,6 +122,11 @@ class ServerConfig:
             if self.memory is not None:
                 args += ["--hybrid-budget-bytes", str(self.budget_bytes(model_dir))]
         return args
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What it adds to `ENV`."""
+        return {**self.env, **({"SGLANG_HYBRID_TEST_GRAPHS": "1"} if self.graphs else {})}
 
     def budget_bytes(self, model_dir: Path) -> int:
         """Value of `--hybrid-budget-bytes` for `memory` and the live states of R requests."""
@@ -284,6 +296,18 @@ CONFIGS: Mapping[str, ServerConfig] = {
             model="odd",
             tight=True,
         ),
+        # Decode through recorded graphs, and faults to plant in them (test_graphs.py).
+        # Without poison: a fault would write NaN into KV, which stays there.
+        ServerConfig(
+            "graphs",
+            context=512,
+            graphs=True,
+            env={"SGLANG_HYBRID_TEST_FAULTS": str(FAULTS), "SGLANG_HYBRID_POISON": "0"},
+        ),
+        *(
+            ServerConfig(f"graphs-{name.lower()}", organization=name, context=512, graphs=True, grid=grid)
+            for name, grid in (("S0", 8), ("S2", 8), ("D0", 16))
+        ),
         # Families whose attention and recurrent layers are different sets: chunks off the grid by mixing and
         # (D0) by size, forced retraction.
         *(
@@ -294,7 +318,9 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 model=model,
                 memory=Memory(tokens=2048, spare=64),
                 chunk=chunk,
+                context=1024,
                 flags=flags,
+                graphs=True,
                 env=env,
             )
             for model in ("granite", "qwen")

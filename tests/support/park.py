@@ -73,13 +73,13 @@ class ServerPark:
         args = config.args(self.model_dir(config.model))
         if config.observed and config.hybrid:
             args += ["--enable-metrics", "--hybrid-trace", str(log.with_suffix(".jsonl"))]
-        server = LiveServer(args, log, {**ENV, **config.env}, self._nursery_for(config))
+        server = LiveServer(args, log, {**ENV, **config.environment}, self._nursery_for(config))
         server.spawn()
         return server
 
     def _nursery_for(self, config: ServerConfig) -> Nursery:
         """One for each environment that more than SGLang and the plugin may read."""
-        outer = {name: value for name, value in config.env.items() if not name.startswith("SGLANG_")}
+        outer = {name: value for name, value in config.environment.items() if not name.startswith("SGLANG_")}
         key = frozenset(outer.items())
         if key not in self._nurseries:
             log = self.directory / f"nursery-{len(self._nurseries)}.log"

@@ -27,6 +27,7 @@ DRAIN_TIMEOUT = 30.0
 
 _RUNNING = re.compile(r"Prefill batch.*?#new-seq: (\d+), .*?#running-req: (\d+)")
 _PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
+_DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), .*?graph: (\w+)")
 
 
 class ServerDied(AssertionError):
@@ -130,6 +131,10 @@ class LiveServer:
     def prefill_batches(self, mark: int) -> list[tuple[int, int, int]]:
         """(new sequences, new tokens, cached tokens) of each prefill batch logged after a mark."""
         return [tuple(map(int, found)) for found in _PREFILL.findall(self.log_since(mark))]  # type: ignore[misc]
+
+    def decode_batches(self, mark: int) -> list[tuple[int, bool]]:
+        """(running requests, by a graph) of each decode batch logged after a mark."""
+        return [(int(size), graph == "True") for size, graph in _DECODE.findall(self.log_since(mark))]
 
     def prefilled(self, mark: int) -> int:
         """Tokens computed by the prefill batches logged after a mark."""

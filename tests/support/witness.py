@@ -173,8 +173,11 @@ class Witness:
         self.expected.clear()
 
     def base(self) -> None:
-        """BASE."""
+        """BASE; and if decode steps are captured, none went another way."""
         check_base(self.server, self.config.hybrid)
+        if self.config.graphs:
+            eager = [size for size, graph in self.server.decode_batches(0) if not graph]
+            assert not eager, f"decode batches of {eager} were not replayed"
 
 
 def key_fields(key: Key) -> dict[str, str]:

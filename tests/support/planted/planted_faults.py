@@ -71,6 +71,9 @@ def plant() -> None:
         return honest_bounds(begin, length, grid, chunk)
 
     if SCHEDULER in sys.modules:
+        from tests.support.graphs import faults
+
         sys.modules[SCHEDULER].TEST_RETRACT = Switch(folder / PREEMPT)  # type: ignore[attr-defined]
+        faults.plant(folder)
     exact_recurrence.round_state = round_state
     segments.piece_bounds = piece_bounds
