@@ -1,5 +1,6 @@
 # make serve   a server on 127.0.0.1:30000     make serve MODEL=DIR HYBRID=S1 ARGS="--hybrid-grid 64"
 # make gpu     what only a GPU can show, in four minutes: kernels, S1 against stock, times
+# make proof   what proves the path that a GPU takes, without one; ends with a line a proof
 # make test    ruff, mypy and every short test make test TESTS=tests/engine PYTEST="-x -k chat"
 # make test-all   the same and the tests that are marked long
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -18,11 +19,11 @@ WORKERS ?= 2
 STAMP := $(VENV)/.sglang-hybrid-$(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-16)
 BIN   := $(VENV)/bin
 
-.PHONY: help venv serve test test-all lint types tests gpu clean
+.PHONY: help venv serve test test-all lint types tests proof gpu clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 venv: $(STAMP)
 
@@ -70,6 +71,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(MAKE) --no-print-directory test PYTEST="--long $(PYTEST)"
+
+proof: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m proof $(PYTEST) tests
 
 gpu: $(STAMP)
 	$(BIN)/python -m bench.gpu

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.arguments import kept_process, write_config
 from tests.support.configs import CONFIGS
+from tests.support.proofs import proof_of, report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +42,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests of one configuration stay in one worker, which has the server; others go where there is time."""
     if "tests/engine/" in item.path.as_posix():
         item.add_marker("engine")
+    if proof_of(item.nodeid.partition("::")[0]) is not None:
+        item.add_marker("proof")
     name = server_name(item)
     if name is not None:
         # A family's configurations share its cold server.
@@ -70,3 +73,13 @@ def kept() -> Iterator[None]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with Falcon-H1's config.json alone."""
     return write_config(tmp_path_factory.mktemp("falcon"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """With `-m proof`, the last lines: what was proved."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or config.option.markexpr != "proof" or config.option.collectonly:
+        return
+    kinds = ("passed", "failed", "error")
+    for line in report((each.nodeid, kind) for kind in kinds for each in terminal.stats.get(kind, [])):
+        terminal.write_line(line)
