@@ -45,7 +45,9 @@ class Mixer(NamedTuple):
     kv_dim: int
     stripes: int = 1
     delta: bool = False
-    """Gated delta rule: `groups` heads of keys, rows of `size` key elements."""
+    """Delta rule: `groups` heads of keys, rows of `size` key elements."""
+    channels_decay: bool = False
+    """KDA: a decay a key channel."""
 
     @property
     def inner(self) -> int:
@@ -66,6 +68,12 @@ QWEN3_NEXT = Mixer(heads=32, dim=128, size=128, groups=16, kv_heads=2, kv_dim=25
 QWEN3_NEXT_TP8 = Mixer(heads=4, dim=128, size=128, groups=2, kv_heads=1, kv_dim=256, stripes=3, delta=True)
 QWEN35_27B_TP4 = Mixer(heads=12, dim=128, size=128, groups=4, kv_heads=1, kv_dim=256, stripes=3, delta=True)
 """One rank of four: members of 10.7 heads, which a page of the default grid cuts."""
+
+KIMI_LINEAR = Mixer(
+    heads=32, dim=128, size=128, groups=32, kv_heads=1, kv_dim=288, stripes=3, delta=True, channels_decay=True
+)
+"""A latent row of 576 elements weighs what keys and values of 288 do."""
+KIMI_LINEAR_TP8 = KIMI_LINEAR._replace(heads=4, groups=4)
 
 
 class Sample(NamedTuple):
@@ -149,10 +157,13 @@ def delta_inputs(mixer: Mixer, tokens: int, inputs: torch.dtype, device: str = "
     row = torch.randn(tokens, mixer.channels, device=device).to(inputs)
     q, k, v = torch.split(row, [grouped, grouped, mixer.inner], 1)
     b, a = torch.randn(tokens, 2 * mixer.heads, device=device).to(inputs).chunk(2, 1)
+    channels = (mixer.size,) if mixer.channels_decay else ()
+    if channels:
+        a = torch.randn(tokens, mixer.heads, *channels, device=device).to(inputs)
     return DeltaInputs(
         q.view(tokens, mixer.groups, mixer.size), k.view(tokens, mixer.groups, mixer.size),
         v.view(tokens, mixer.heads, mixer.dim), a, b,
-        torch.rand(mixer.heads, device=device), torch.rand(mixer.heads, device=device),
+        torch.rand(mixer.heads, device=device), torch.rand(mixer.heads, *channels, device=device),
     )  # fmt: skip
 
 
@@ -281,6 +292,8 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "delta_update Qwen3.5-27B TP4 S2 fp32, rows cut by pages": partial(
         delta_sample, QWEN35_27B_TP4, "S2", FP32, 500
     ),
+    "delta_update Kimi-Linear S1 fp32": partial(delta_sample, KIMI_LINEAR, "S1", FP32),
+    "delta_update Kimi-Linear S1 bf16": partial(delta_sample, KIMI_LINEAR, "S1", BF16),
     "conv_update Qwen3-Next S2 bf16": partial(conv_sample, QWEN3_NEXT, "S2", BF16),
     "conv_update Falcon-H1-7B S1 bf16": partial(conv_sample, FALCON_H1_7B, "S1", BF16),
     "conv_update Falcon-H1-7B S2 bf16": partial(conv_sample, FALCON_H1_7B, "S2", BF16),
@@ -305,6 +318,16 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     ),
     "paged_delta_scan Qwen3-Next TP8, parts, inputs fp32": partial(
         delta_scan_sample, QWEN3_NEXT_TP8, "S1", FP32, parts=True, inputs=FP32
+    ),
+    "paged_delta_scan Kimi-Linear TP8 S1 fp32": partial(delta_scan_sample, KIMI_LINEAR_TP8, "S1", FP32),
+    "paged_delta_scan Kimi-Linear TP8 S1 fp32, inputs too": partial(
+        delta_scan_sample, KIMI_LINEAR_TP8, "S1", FP32, inputs=FP32
+    ),
+    "paged_delta_scan Kimi-Linear TP8, parts": partial(
+        delta_scan_sample, KIMI_LINEAR_TP8, "S1", FP32, parts=True
+    ),
+    "paged_delta_scan Kimi-Linear TP8, parts, inputs fp32": partial(
+        delta_scan_sample, KIMI_LINEAR_TP8, "S1", FP32, parts=True, inputs=FP32
     ),
     "copy_checkpoints Falcon-H1-7B S1": partial(move_sample, "S1", True),
     "copy_checkpoints Falcon-H1-7B S2": partial(move_sample, "S2", True),

@@ -4,8 +4,9 @@ and the state of every emission is written straight into its pages.
 A token reads the state before it writes, so the tokens of a part of a piece are a triangular system.  One
 launch takes all parts at once and inverts their systems; it touches no state.  In the next a program owns
 some rows of one head of one sequence and walks the sequence's parts in order, the state in registers, as
-`triton_paged_scan` does.  Keys and queries enter the products as they are, their lengths are divided out of
-the results: nothing is rounded for them.
+`triton_paged_scan` does.  With one decay a head, keys and queries enter the products as they are, their
+lengths and decays are factors of the results: nothing is rounded for them.  With a decay a key channel
+(KDA) that cannot be: the first launch also writes them as they enter the part and leave it, decayed.
 """
 
 # Tuples grow in unrolled loops; Triton has no starred expressions.
@@ -25,8 +26,8 @@ from sglang_hybrid.kernels.launch import WORD_BYTES, Launch, power_of_two
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.state_access import read_state, write_state
 from sglang_hybrid.kernels.state_io import need_map
-from sglang_hybrid.kernels.triton_args import delta_args, scan_args
-from sglang_hybrid.kernels.triton_math import inverse_length, inverse_of_unit_lower, sigmoid, softplus
+from sglang_hybrid.kernels.triton_args import delta_args, scan_args, strided
+from sglang_hybrid.kernels.triton_math import inverse_length, inverse_of_unit_lower, log_decay, sigmoid
 from sglang_hybrid.kernels.triton_parts import LEAST_DOT, OPERANDS, PIECE_TABLES, inputs, operand
 from sglang_hybrid.kernels.triton_rows import row_offsets
 from sglang_hybrid.pools.views import StateView
@@ -51,6 +52,8 @@ def delta_parts_kernel(
     dt_bias: tl.tensor,
     systems: tl.tensor,
     factors: tl.tensor,
+    decayed: tl.tensor,
+    remains: tl.tensor,
     piece_start: tl.tensor,
     piece_length: tl.tensor,
     q_stride: tl.tensor,
@@ -61,10 +64,14 @@ def delta_parts_kernel(
     k_size: tl.tensor,
     a_stride: tl.tensor,
     a_head: tl.tensor,
+    a_size: tl.tensor,
     b_stride: tl.tensor,
     b_head: tl.tensor,
     a_log_head: tl.tensor,
     dt_bias_head: tl.tensor,
+    dt_bias_size: tl.tensor,
+    decayed_kind: tl.tensor,
+    decayed_stride: tl.tensor,
     SIZE: tl.constexpr,
     RATIO: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -73,10 +80,15 @@ def delta_parts_kernel(
     OPERAND: tl.constexpr,
     CARRIER: tl.constexpr,
     PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BOUND: tl.constexpr,
 ) -> None:
     """`systems` [parts, H, 2, CHUNK, CHUNK]: what is written of what is wanted, what is answered of what is
     written.  `factors` [parts, H, 5, CHUNK]: of values and of known values in what is wanted, of what the
-    state answers, of what is written in the state after the part, and of the state before in it."""
+    state answers, of what is written in the state after the part, and of the state before in it.
+
+    With CHANNELS, `decayed` [3, T, H, SIZE]: keys and queries as they meet the state before the part, keys as
+    they enter the state after it; `remains` [parts, H, SIZE]: what that has of the state before."""
     PARTS: tl.constexpr = (LENGTH + CHUNK - 1) // CHUNK
     part, head = tl.program_id(0), tl.program_id(1)
     slot, n = tl.arange(0, CHUNK), tl.arange(0, WIDTH)
@@ -86,18 +98,15 @@ def delta_parts_kernel(
         return
     token = tl.load(piece_start + part // PARTS) + low
     there = slot < count - low
-    rate = -tl.exp(tl.load(a_log + head * a_log_head).to(tl.float32))
-    bias = tl.load(dt_bias + head * dt_bias_head).to(tl.float32)
-    # A padding slot neither decays the state nor writes.
-    at = a + token * a_stride + slot * a_stride + head * a_head
-    step = softplus(tl.load(at, mask=there, other=0.0).to(tl.float32) + bias)
-    step = tl.where(there, step * rate, 0.0)
-    log, total = tl.cumsum(step), tl.sum(step)
+    rate = tl.exp(tl.load(a_log + head * a_log_head).to(tl.float32))
+    a += head * a_head
+    dt_bias += head * dt_bias_head
     at = b + token * b_stride + slot * b_stride + head * b_head
     strength = tl.where(there, sigmoid(tl.load(at, mask=there, other=0.0).to(tl.float32)), 0.0)
 
     q += (head // RATIO) * q_group
     k += (head // RATIO) * k_group
+    place = (part * tl.num_programs(1) + head).to(tl.int64)
     alike = tl.zeros([CHUNK, CHUNK], tl.float32)
     scores = tl.zeros([CHUNK, CHUNK], tl.float32)
     key_squares = tl.zeros([CHUNK], tl.float32)
@@ -107,27 +116,66 @@ def delta_parts_kernel(
         qs = inputs(q, token, q_stride, q_size, there, column + n, SIZE, CHUNK)
         key_squares += tl.sum(ks.to(tl.float32) * ks.to(tl.float32), axis=1)
         query_squares += tl.sum(qs.to(tl.float32) * qs.to(tl.float32), axis=1)
-        ks, qs = operand(ks, OPERAND, CARRIER), operand(qs, OPERAND, CARRIER)
-        alike = tl.dot(ks, tl.trans(ks), alike, input_precision=PRECISION)
-        scores = tl.dot(qs, tl.trans(ks), scores, input_precision=PRECISION)
+        if not CHANNELS:
+            ks, qs = operand(ks, OPERAND, CARRIER), operand(qs, OPERAND, CARRIER)
+            alike = tl.dot(ks, tl.trans(ks), alike, input_precision=PRECISION)
+            scores = tl.dot(qs, tl.trans(ks), scores, input_precision=PRECISION)
     keys = inverse_length(key_squares)
     queries = inverse_length(query_squares) * (SIZE**-0.5)
 
     row, column = slot[:, None], slot[None, :]
-    span = tl.exp(tl.where(row >= column, log[:, None] - log[None, :], 0.0)) * keys[None, :]
+    factors += place * (FACTORS * CHUNK) + slot
+    tl.store(factors, strength)
+    if CHANNELS:
+        for first in range(0, SIZE, WIDTH):
+            c = first + n
+            whole = there[:, None] & (c < SIZE)[None, :]
+            bias = tl.load(dt_bias + c * dt_bias_size, mask=c < SIZE, other=0.0).to(tl.float32)
+            step = inputs(a, token, a_stride, a_size, there, c, SIZE, CHUNK).to(tl.float32) + bias[None, :]
+            # A padding slot neither decays the state nor writes.
+            step = tl.where(whole, log_decay(step, rate, BOUND), 0.0)
+            log, total = tl.cumsum(step, axis=0), tl.sum(step, axis=0)
+            ks = inputs(k, token, k_stride, k_size, there, c, SIZE, CHUNK).to(tl.float32)
+            qs = inputs(q, token, q_stride, q_size, there, c, SIZE, CHUNK).to(tl.float32)
+            # Column by column: a product of exp(log) and exp(-log) would pass what fp32 holds.
+            since = tl.zeros([WIDTH], tl.float32)
+            for j in range(CHUNK):
+                here = (c < SIZE) & (low + j < count)
+                mine = tl.load(a + (token + j) * a_stride + c * a_size, mask=here, other=0.0).to(tl.float32)
+                since += tl.where(here, log_decay(mine + bias, rate, BOUND), 0.0)
+                key = tl.load(k + (token + j) * k_stride + c * k_size, mask=here, other=0.0).to(tl.float32)
+                seen = tl.exp(tl.minimum(log - since[None, :], 0.0)) * key[None, :]
+                alike += tl.where(column == j, tl.sum(ks * seen, axis=1)[:, None], 0.0)
+                scores += tl.where(column == j, tl.sum(qs * seen, axis=1)[:, None], 0.0)
+            to = decayed + (token + row) * decayed_stride + head * SIZE + c[None, :]
+            met = tl.exp(log)
+            tl.store(to, (ks * met * keys[:, None]).to(decayed.dtype.element_ty), mask=whole)
+            to += decayed_kind
+            tl.store(to, (qs * met * queries[:, None]).to(decayed.dtype.element_ty), mask=whole)
+            to += decayed_kind
+            leaving = ks * tl.exp(total[None, :] - log) * keys[:, None]
+            tl.store(to, leaving.to(decayed.dtype.element_ty), mask=whole)
+            tl.store(remains + place * SIZE + c, tl.exp(total), mask=c < SIZE)
+        span = tl.zeros([CHUNK, CHUNK], tl.float32) + keys[None, :]
+        tl.store(factors + CHUNK, strength)
+        tl.store(factors + 2 * CHUNK, tl.zeros([CHUNK], tl.float32) + 1.0)
+        tl.store(factors + 3 * CHUNK, tl.zeros([CHUNK], tl.float32) + 1.0)
+    else:
+        at = a + token * a_stride + slot * a_stride
+        step = tl.load(at, mask=there, other=0.0).to(tl.float32) + tl.load(dt_bias).to(tl.float32)
+        step = tl.where(there, log_decay(step, rate, BOUND), 0.0)
+        log, total = tl.cumsum(step), tl.sum(step)
+        span = tl.exp(tl.where(row >= column, log[:, None] - log[None, :], 0.0)) * keys[None, :]
+        entered = tl.exp(log)
+        tl.store(factors + CHUNK, strength * keys * entered)
+        tl.store(factors + 2 * CHUNK, queries * entered)
+        tl.store(factors + 3 * CHUNK, keys * tl.exp(total - log))
+        tl.store(factors + 4 * CHUNK, tl.exp(total) + tl.zeros([CHUNK], tl.float32))
     below = tl.where(row > column, alike * span * (strength * keys)[:, None], 0.0)
     answers = tl.where(row >= column, scores * span * queries[:, None], 0.0)
-    place = (part * tl.num_programs(1) + head).to(tl.int64)
     at = systems + place * (2 * CHUNK * CHUNK) + row * CHUNK + column
     write_state(at, inverse_of_unit_lower(below, CHUNK).to(systems.dtype.element_ty), row < CHUNK)
     write_state(at + CHUNK * CHUNK, answers.to(systems.dtype.element_ty), row < CHUNK)
-    factors += place * (FACTORS * CHUNK) + slot
-    entered = tl.exp(log)
-    tl.store(factors, strength)
-    tl.store(factors + CHUNK, strength * keys * entered)
-    tl.store(factors + 2 * CHUNK, queries * entered)
-    tl.store(factors + 3 * CHUNK, keys * tl.exp(total - log))
-    tl.store(factors + 4 * CHUNK, tl.exp(total) + tl.zeros([CHUNK], tl.float32))
 
 
 @triton.jit(
@@ -141,6 +189,8 @@ def paged_delta_scan_kernel(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
+    leaving: tl.tensor,
+    remains: tl.tensor,
     systems: tl.tensor,
     factors: tl.tensor,
     y: tl.tensor,
@@ -165,6 +215,9 @@ def paged_delta_scan_kernel(
     v_stride: tl.tensor,
     v_head: tl.tensor,
     v_dim: tl.tensor,
+    leaving_stride: tl.tensor,
+    leaving_group: tl.tensor,
+    leaving_size: tl.tensor,
     y_stride: tl.tensor,
     DIM: tl.constexpr,
     SIZE: tl.constexpr,
@@ -179,6 +232,7 @@ def paged_delta_scan_kernel(
     OPERAND: tl.constexpr,
     CARRIER: tl.constexpr,
     PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ) -> None:
     BLOCKS: tl.constexpr = (DIM + BLOCK - 1) // BLOCK
     PARTS: tl.constexpr = (LENGTH + CHUNK - 1) // CHUNK
@@ -206,6 +260,7 @@ def paged_delta_scan_kernel(
 
     q += (head // RATIO) * q_group
     k += (head // RATIO) * k_group
+    leaving += (head // RATIO) * leaving_group
     begin = tl.load(first_piece + sequence).to(tl.int32)
     end = tl.load(first_piece + sequence + 1, mask=sequence + 1 < sequences, other=pieces).to(tl.int32)
     part = begin * PARTS
@@ -240,9 +295,14 @@ def paged_delta_scan_kernel(
         decay = tl.load(factors + place * (FACTORS * CHUNK) + 4 * CHUNK)
         after = ()
         for i in tl.static_range(PARTS_OF_ROW):
-            ks = inputs(k, token, k_stride, k_size, there, i * WIDTH + n, SIZE, CHUNK)
+            c = i * WIDTH + n
+            ks = inputs(leaving, token, leaving_stride, leaving_size, there, c, SIZE, CHUNK)
             ks = operand(tl.trans(ks), OPERAND, CARRIER)
-            after = after + (tl.dot(ks, added, states[i] * decay, input_precision=PRECISION),)
+            if CHANNELS:
+                kept = states[i] * tl.load(remains + place * SIZE + c, mask=c < SIZE, other=0.0)[:, None]
+            else:
+                kept = states[i] * decay
+            after = after + (tl.dot(ks, added, kept, input_precision=PRECISION),)
         states = after
         at = y + token * y_stride + slot[:, None] * y_stride + head * DIM + m[None, :]
         tl.store(at, out.to(y.dtype.element_ty), mask=there[:, None] & inside[None, :])
@@ -287,9 +347,19 @@ def plan_paged_delta_scan(
     places = (parts, view.heads)
     args["systems"] = torch.empty((*places, 2, chunk, chunk), dtype=v.dtype, device=v.device)
     args["factors"] = torch.empty((*places, FACTORS, chunk), dtype=torch.float32, device=v.device)
+    size, by_channel = view.state_size, inputs.by_channel
+    decayed = v.new_empty((3, v.shape[0], view.heads, size)) if by_channel else None
+    args |= strided("decayed", decayed, "kind", "stride", "head", "size")
+    args["remains"] = v.new_empty((*places, size), dtype=torch.float32) if by_channel else None
     parts_args = taken(delta_parts_kernel, args) | {"WIDTH": max(LEAST_DOT, width // 2)}
     words = chunk * chunk * v.element_size() // WORD_BYTES
     grid = (view.heads * -(-view.head_dim // block), segments.sequences)
+    if decayed is None:
+        args |= strided("leaving", inputs.k, "stride", "group", "size")
+    else:
+        for name, tensor in zip(("k", "q", "leaving"), decayed):
+            args |= strided(name, tensor, "stride", "group", "size")
+        args["RATIO"] = 1  # they are a value head's, where a group of these shares a key
     return (
         Launch(delta_parts_kernel, places, parts_args, warps=max(1, words // 32), stages=1),
         Launch(paged_delta_scan_kernel, grid, taken(paged_delta_scan_kernel, args), warps=8, stages=1),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from tests.support.interpreted import LONG, Check, main
-from tests.support.rules import DELTA
+from tests.support.rules import DELTA, KDA, KDA_BOUNDED
 from tests.support.triton_paged_scan import BASE, STATE, World, cases_of
 
 BF16 = torch.bfloat16
@@ -53,9 +53,34 @@ def equal_keys(device: str) -> None:
     world.expect(world.run(device), set(range(world.count)))
 
 
+BY_CHANNEL = (
+    "base: two sequences, four emissions",
+    "chunks of 64",
+    "grid 24, chunk no power of two",
+    "key size 33",
+    "rows cut by members",
+    "bf16",
+)
+"""Those that KDA repeats; with a lower bound, the first."""
+
+
+def forgets_at_once(device: str) -> None:
+    """A decay of exp(-400) a token in half of the channels: no exp inverts a sum of them in fp32."""
+    world = World(KDA, replace(BASE, lengths=(40,), begins=(0,), grid=64))
+    world.inputs.a_log[:], world.inputs.a[:, :, ::2] = 3.0, 20.0
+    world.expect(world.run(device), set(range(world.count)))
+
+
 def cases() -> dict[str, Check]:
     """All cases by name."""
-    return cases_of(DELTA, TABLE) | {"equal keys": equal_keys}
+    found = cases_of(DELTA, TABLE) | {"equal keys": equal_keys, "KDA: a state that forgets": forgets_at_once}
+    for title, rule, names in (
+        ("KDA", KDA, BY_CHANNEL),
+        ("KDA with a lower bound", KDA_BOUNDED, BY_CHANNEL[:1]),
+    ):
+        repeated = TABLE if LONG else {name: TABLE[name] for name in names}
+        found |= {f"{title}: {name}": check for name, check in cases_of(rule, repeated).items()}
+    return found
 
 
 if __name__ == "__main__":
