@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_hybrid.cli import demo_model
-from sglang_hybrid.cli.demo_families import demo_family
+from sglang_hybrid.cli.demo_families import KV_RANK, KV_ROPE, demo_family
 from sglang_hybrid.cli.demo_measure import measure
 from sglang_hybrid.cli.demo_model import FALCON_7B_LAYER, write_demo_model
 from sglang_hybrid.cli.demo_shape import DemoShape
@@ -27,6 +27,7 @@ SIZES: tuple[dict[str, Any], ...] = (
     {"family": "granite-4", "vocab": 512, "context": 4096},
     {"family": "qwen3.5", "vocab": 512, "context": 4096},
     {"family": "lfm2", "vocab": 512, "context": 4096},
+    {"family": "kimi-linear", "vocab": 512, "context": 4096},
     {"family": "lfm2-moe", "vocab": 512, "context": 4096},
 )
 
@@ -137,6 +138,7 @@ def test_falcon_layer_has_the_geometry_of_the_real_one() -> None:
         ({"family": "granite-4", "attention_every": 0}, "layers of a Granite-4 are attention or recurrent"),
         ({"family": "qwen3.5", "attention_every": 6}, "every 6th of 5 layers"),
         ({"family": "granite-4", "head_dim": 128}, "4 x 128, 256"),
+        ({"family": "kimi-linear", "ssm_state": 32}, "square states"),
         ({"family": "lfm2", "head_dim": 128}, "4 x 128 and 256"),
         ({"family": "lfm2-moe", "attention_every": 0}, "layers of a Liquid LFM2 are attention or recurrent"),
         ({"vocab": 200}, "vocabulary of 200"),
@@ -161,6 +163,14 @@ def test_families_with_separate_layers_cut_their_states(family: str, rows: int) 
     assert shape.ssm_width % rows and 2 * shape.ssm_width > rows
     assert shape.attention == (False, True, False, True, False)
     assert 2 * shape.conv_channels * (shape.conv_width - 1) * 4 <= page // 4
+
+
+def test_kimi_linear_has_the_page_of_the_others() -> None:
+    """The proportions that `KIMI_LINEAR` promises: fp32, latent rows of 2 KiB."""
+    shape, row = demo_family("kimi-linear").shape, (KV_RANK + KV_ROPE) * 4
+    assert 16 * row == 32 << 10 and 2 * shape.ssm_width * shape.ssm_state * 4 <= 16 * row
+    assert 8 * row // (shape.ssm_state * 4) == 170 and shape.ssm_width < 170 < 2 * shape.ssm_width
+    assert 2 * 3 * shape.ssm_width * (shape.conv_width - 1) * 4 <= 16 * row // 4
 
 
 def test_short_convolutions_fill_an_eighth_of_a_page() -> None:

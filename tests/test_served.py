@@ -26,20 +26,15 @@ NEXT: dict[str, Any] = {
     "mlp_only_layers": [],
     "rope_parameters": None,
 }
-KIMI: dict[str, Any] = {
-    "model_type": "kimi_linear",
+LIGHTNING: dict[str, Any] = {
+    "model_type": "bailing_hybrid",
     "num_hidden_layers": 4,
+    "layer_group_size": 4,
     "kv_lora_rank": 64,
+    "q_lora_rank": 32,
     "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
-    "linear_attn_config": {
-        "full_attn_layers": [4],
-        "kda_layers": [1, 2, 3],
-        "num_heads": 4,
-        "head_dim": 32,
-        "short_conv_kernel_size": 4,
-    },
 }
 
 
@@ -53,7 +48,7 @@ KIMI: dict[str, Any] = {
             "AttentionArch|no recurrent layers|SSM rows",
         ),
         ("Gemma2ForCausalLM", {"model_type": "gemma2", "sliding_window": 64}, "no recurrent layers"),
-        ("KimiLinearForCausalLM", KIMI, "KDAAttnBackend, which has no adapter"),
+        ("BailingMoeV2_5ForCausalLM", LIGHTNING, "LightningAttentionBackend, which has no adapter"),
         ("JetNemotronForCausalLM", NEXT, "read and write SGLang's pool themselves"),
     ],
 )

@@ -13,11 +13,15 @@ from sglang_hybrid.cli.demo_shape import DemoShape
 EXPERTS, CHOSEN = 4, 2
 """Experts of an LFM2-MoE layer, and how many of them a token goes to; each is half as wide as the MLP."""
 
+KV_RANK, KV_ROPE = 448, 64
+"""Elements of a latent row, and of the part beside it that only keys have: 2 KiB a token in fp32."""
+
 
 @dataclass(frozen=True)
 class DemoFamily:
     """`model`: the class of transformers, `model_type` its name in config.json, `config` other fields of
-    config.json for a shape, `weights` (`module:function`, see `demo_weights`) its random weights.
+    config.json for a shape, `weights` (`module:function`, see `demo_weights`) its random weights.  `on_disk`:
+    (part of a weight's name as transformers writes it, as SGLang reads it), where the two differ.
 
     `config` raises ValueError for a shape that the family cannot have.
     """
@@ -27,6 +31,7 @@ class DemoFamily:
     shape: DemoShape
     config: Callable[[DemoShape], dict[str, Any]]
     weights: str
+    on_disk: tuple[tuple[str, str], ...] = ()
 
 
 def _common(shape: DemoShape) -> dict[str, Any]:
@@ -147,6 +152,46 @@ def qwen_config(shape: DemoShape) -> dict[str, Any]:
     }
 
 
+def kimi_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `KimiLinearConfig` of transformers and of SGLang, without experts.
+
+    transformers goes by `layer_types` and `mlp_layer_types`, SGLang by the lists of `linear_attn_config`,
+    which count from 1, and by `first_k_dense_replace`.
+    """
+    _need_separate(shape, "Kimi-Linear")
+    if shape.ssm_head_dim != shape.ssm_state or shape.kv_heads != shape.heads:
+        raise ValueError(
+            f"a Kimi-Linear has square states and no KV heads of its own, this one {shape.ssm_head_dim} x "
+            f"{shape.ssm_state} and {shape.kv_heads} for {shape.heads} heads"
+        )
+    numbers = {
+        kind: [i + 1 for i, attention in enumerate(shape.attention) if attention is kind]
+        for kind in (True, False)
+    }
+    return _common(shape) | {
+        "linear_attn_config": {
+            "full_attn_layers": numbers[True],
+            "kda_layers": numbers[False],
+            "num_heads": shape.ssm_heads,
+            "head_dim": shape.ssm_head_dim,
+            "short_conv_kernel_size": shape.conv_width,
+        },
+        "layer_types": [
+            "full_attention" if attention else "linear_attention" for attention in shape.attention
+        ],
+        "mlp_layer_types": ["dense"] * shape.layers,
+        "first_k_dense_replace": shape.layers,
+        "kv_lora_rank": KV_RANK,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": KV_ROPE,
+        "qk_nope_head_dim": shape.head_dim,
+        "v_head_dim": shape.head_dim,
+        "mla_use_nope": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+    }
+
+
 def lfm2_config(shape: DemoShape) -> dict[str, Any]:
     """Fields of `Lfm2Config` of transformers and of SGLang.  A short convolution has as many channels as the
     residual stream; there is no other recurrent state, so the fields of one are not used."""
@@ -225,6 +270,27 @@ QWEN3_5 = DemoFamily(
     "sglang_hybrid.cli.demo_gdn:qwen_weights",
 )
 
+# The same page.  A checkpoint is two stripes of 96 rows: in one page at a grid of 16, cut at row 170 at 8;
+# the conv line of both (6,912 bytes) fits a slot of a quarter page.
+KIMI_LINEAR = DemoFamily(
+    "KimiLinearForCausalLM",
+    "kimi_linear",
+    DemoShape(
+        layers=5,
+        attention_every=2,
+        hidden=128,
+        heads=4,
+        kv_heads=4,
+        head_dim=32,
+        ssm_heads=4,
+        ssm_head_dim=24,
+        ssm_groups=4,
+        ssm_state=24,
+    ),
+    kimi_config,
+    "sglang_hybrid.cli.demo_kimi:kimi_weights",
+    on_disk=((".block_sparse_moe.", ".mlp."),),
+)
 LFM2_SHAPE = DemoShape(
     layers=5, attention_every=2, hidden=256, heads=4, kv_heads=4, head_dim=64, conv_width=3
 )

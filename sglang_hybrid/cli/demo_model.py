@@ -11,6 +11,7 @@ import argparse
 import json
 import pkgutil
 import sys
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -80,11 +81,25 @@ def write_demo_model(
     model.to(getattr(torch, dtype))
     model.generation_config = transformers.GenerationConfig(do_sample=False, **specials)
     model.save_pretrained(path)
+    if made.on_disk:
+        _rename_weights(path / "model.safetensors", made.on_disk)
     # transformers leaves out what equals its own defaults, and SGLang's differ.
     file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config, indent=2, sort_keys=True) + "\n")
     build_tokenizer(shape.vocab, shape.context).save_pretrained(path)
     return path
+
+
+def _rename_weights(file: Path, names: Sequence[tuple[str, str]]) -> None:
+    """Replace parts of the weights' names in a safetensors file."""
+    from safetensors.torch import load_file, save_file
+
+    renamed = {}
+    for name, weight in load_file(file).items():
+        for old, new in names:
+            name = name.replace(old, new)
+        renamed[name] = weight
+    save_file(renamed, file, metadata={"format": "pt"})
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.mem_cache.kv_cache_configurator import _InitializedPools
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
 from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
@@ -22,6 +23,7 @@ from sglang_hybrid.engine.admission import GridPrefillAdder, longest_request
 from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.budget_rules import beyond_free
 from sglang_hybrid.engine.cache import GridPrefixCache
+from sglang_hybrid.engine.mla_pool import GridMLAPool
 from sglang_hybrid.engine.requests import GridRequests, checkpoint_capacity
 from sglang_hybrid.engine.rules import Refusal
 from sglang_hybrid.engine.served import architecture, kind_of, why_not_served
@@ -198,21 +200,12 @@ def init_pools(
         page_size=organization.unit_tokens,
         head_num=shape.kv_heads,
         head_dim=shape.kv_dim,
+        use_mla=shape.kv_parts == 1,
         full_attention_layer_ids=list(model.attention_layers),
         device=self.device,
         mamba_pool=requests.mamba_pool,
         start_layer=self.layer_info.start_layer,
-        full_kv_pool=GridKVPool(
-            arenas=arenas,
-            size=slots,
-            page_size=organization.unit_tokens,
-            dtype=self.kv_cache_dtype,
-            head_num=shape.kv_heads,
-            head_dim=shape.kv_dim,
-            layer_num=model.arenas,
-            device=self.device,
-            enable_memory_saver=False,
-        ),
+        full_kv_pool=_kv_pool(self, arenas, slots, organization.unit_tokens),
     )
     if os.environ.get(POISON_ENV) == "1":
         requests.tails.poison = Poison(organization, arenas)
@@ -220,6 +213,23 @@ def init_pools(
     return _InitializedPools(
         req_to_token_pool=requests, token_to_kv_pool=kv, token_to_kv_pool_allocator=tokens
     )
+
+
+def _kv_pool(configurator: Any, arenas: Arenas, slots: int, page_size: int) -> GridKVPool | GridMLAPool:
+    """The attention layers' own pool: keys and values, or latent rows."""
+    shared: dict[str, Any] = {
+        "arenas": arenas,
+        "size": slots,
+        "page_size": page_size,
+        "dtype": configurator.kv_cache_dtype,
+        "layer_num": arenas.model.arenas,
+        "device": configurator.device,
+        "enable_memory_saver": False,
+    }
+    if arenas.shape.kv_parts == 2:
+        return GridKVPool(head_num=arenas.shape.kv_heads, head_dim=arenas.shape.kv_dim, **shared)
+    model = configurator.model_config
+    return GridMLAPool(kv_lora_rank=model.kv_lora_rank, qk_rope_head_dim=model.qk_rope_head_dim, **shared)
 
 
 def prefill_adder_class(original: Callable[..., Any], self: Any) -> type[GridPrefillAdder]:
@@ -281,9 +291,11 @@ def state_shape(configurator: Any) -> StateShape:
     if kind is None or len(params.shape.conv) != 1:
         raise ValueError(f"{architecture(model)} is not served: {why_not_served(model)}")
     dims = kind.dims(params.shape.temporal, params.shape.conv[0])
+    latent = model.attention_arch == AttentionArch.MLA
     return StateShape(
-        kv_heads=model.get_num_kv_heads(get_parallel().attn_tp_size),
-        kv_dim=model.head_dim,
+        kv_parts=1 if latent else 2,
+        kv_heads=1 if latent else model.get_num_kv_heads(get_parallel().attn_tp_size),
+        kv_dim=model.kv_lora_rank + model.qk_rope_head_dim if latent else model.head_dim,
         kv_dtype=configurator.kv_cache_dtype,
         **dims._asdict(),
         ssm_dtype=params.dtype.temporal,

@@ -61,6 +61,15 @@ SEAMS: tuple[Seam, ...] = (
         "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_extend",
         "self layer forward_batch mixed_qkv a b kwargs",
     ),
+    Seam("sglang.srt.layers.attention.linear.kda_backend:KDAAttnBackend.__init__", "self model_runner"),
+    Seam(
+        "sglang.srt.layers.attention.linear.kda_backend:KDAAttnBackend.forward_decode",
+        "self layer forward_batch mixed_qkv a b kwargs",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.linear.kda_backend:KDAAttnBackend.forward_extend",
+        "self layer forward_batch mixed_qkv a b kwargs",
+    ),
     Seam(
         "sglang.srt.layers.attention.linear.short_conv_backend:ShortConvAttnBackend.__init__",
         "self model_runner",
@@ -313,6 +322,14 @@ SEAMS: tuple[Seam, ...] = (
         "swa_head_num swa_head_dim swa_v_head_dim start_layer end_layer enable_alt_stream "
         "enable_kv_cache_copy kv_cache_layout quant_method post_capture_active allocation_label",
     ),
+    Seam(
+        "sglang.srt.mem_cache.memory_pool:MLATokenToKVPool.__init__",
+        "self size page_size dtype kv_lora_rank qk_rope_head_dim layer_num device enable_memory_saver "
+        "start_layer end_layer use_dsa override_kv_cache_dim dcp_replicated",
+    ),
+    Seam("sglang.srt.mem_cache.memory_pool:MLATokenToKVPool._clear_buffers", "self"),
+    Seam("sglang.srt.mem_cache.memory_pool:MLATokenToKVPool._create_buffers", "self"),
+    Seam("sglang.srt.mem_cache.memory_pool:MLATokenToKVPool.get_kv_size_bytes", "self"),
     Seam("sglang.srt.mem_cache.memory_pool:MHATokenToKVPool._clear_buffers", "self"),
     Seam("sglang.srt.mem_cache.memory_pool:MHATokenToKVPool._create_buffers", "self"),
     Seam("sglang.srt.mem_cache.memory_pool:MHATokenToKVPool._init_data_ptrs_and_strides", "self"),

@@ -104,7 +104,13 @@ for _family in (
     ),
     Family("qwen3.5-moe", ("qwen3_5_moe", "qwen3_5_moe_text"), readers.gated_delta),
     Family("qwen3-next", ("qwen3_next",), readers.gated_delta),
-    Family("kimi-linear", ("kimi_linear",), readers.kimi_linear),
+    Family(
+        "kimi-linear",
+        ("kimi_linear",),
+        readers.kimi_linear,
+        ("KimiLinearForCausalLM",),
+        _DEMO + "KIMI_LINEAR",
+    ),
     Family("lfm2", ("lfm2", "lfm2_vl"), readers.lfm2, ("Lfm2ForCausalLM",), _DEMO + "LFM2"),
     Family("lfm2-moe", ("lfm2_moe",), readers.lfm2, ("Lfm2MoeForCausalLM",), _DEMO + "LFM2_MOE"),
 ):

@@ -23,6 +23,11 @@ def channels_first(temporal: Sequence[int], conv: Sequence[int]) -> StateDims:
     return StateDims(*temporal, *conv)
 
 
+def time_first(temporal: Sequence[int], conv: Sequence[int]) -> StateDims:
+    """Likewise, where SGLang keeps its conv windows as `(window, channels)`; our pages do not."""
+    return StateDims(*temporal, *reversed(conv))
+
+
 @dataclass(frozen=True)
 class RecurrentKind:
     """`backend`, `adapter`, `exact`, `layers`: `module:Class`.
@@ -89,5 +94,17 @@ SHORT_CONV = add_kind(
         layers=("sglang.srt.models.lfm2:Lfm2ShortConv", "sglang.srt.models.lfm2_moe:Lfm2MoeShortConv"),
         step=None,
         scan=None,
+    )
+)
+KDA = add_kind(
+    RecurrentKind(
+        name="kda",
+        backend="sglang.srt.layers.attention.linear.kda_backend:KDAAttnBackend",
+        adapter="sglang_hybrid.engine.gdn_mixer:HybridKDABackend",
+        layers=("sglang.srt.layers.radix_linear_attention:RadixLinearAttention",),
+        step="delta_update",
+        scan="paged_delta_scan",
+        attention=("MLA",),
+        dims=time_first,
     )
 )

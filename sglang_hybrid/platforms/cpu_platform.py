@@ -15,7 +15,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_hybrid.platforms import gdn_ops, snapshot_ops, stock_ops
+from sglang_hybrid.platforms import gdn_ops, kda_ops, snapshot_ops, stock_ops
 
 CONV_DTYPE_SWITCH = "SGLANG_MAMBA_CONV_DTYPE"
 
@@ -85,6 +85,7 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Called once in each worker, before any model is built."""
         stock_ops.install()
         gdn_ops.install()
+        kda_ops.install()
         snapshot_ops.install()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:

@@ -33,7 +33,7 @@ def fused_gdn_gating(
     return decay[None], strength[None]
 
 
-def _pool(states: torch.Tensor) -> StateView:
+def stock_states(states: torch.Tensor) -> StateView:
     """A stock pool [slots, H, V, K] as pages of one state each."""
     slots, heads, dim, size = states.shape
     return StateView(states.view(slots, heads * dim, size), 0, heads, dim)
@@ -66,7 +66,7 @@ def chunk_gated_delta_rule(
         )
     if scale is not None or head_first or not use_qk_l2norm_in_kernel:
         raise KernelError("the scan serves GDNAttnBackend only: needs unit keys, tokens first, no own scale")
-    view, slots = _pool(initial_state), initial_state_indices[:, None]
+    view, slots = stock_states(initial_state), initial_state_indices[:, None]
     y, states = delta_scan(
         q[0],
         k[0],
@@ -105,7 +105,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(
     q, k, v = torch.split(mixed_qkv, [keys, keys, heads * dim], dim=-1)
     slots = ssm_state_indices[:, None]
     y = delta_update(
-        _pool(initial_state),
+        stock_states(initial_state),
         slots,
         slots,
         DeltaInputs(

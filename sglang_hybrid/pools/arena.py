@@ -17,8 +17,11 @@ from sglang_hybrid.pools.views import ConvView, StateView
 
 
 class StateShape(NamedTuple):
-    """Shapes and dtypes of one rank's state: KV row `[2, kv_heads, kv_dim]`, SSM `[heads, head_dim,
-    state_size]`, conv window `[channels, width - 1]`."""
+    """Shapes and dtypes of one rank's state: KV row `[kv_parts, kv_heads, kv_dim]`, SSM `[heads, head_dim,
+    state_size]`, conv window `[channels, width - 1]`.
+
+    `kv_parts` is 2 for keys and values, 1 for a latent row (MLA), which holds both and has one head.
+    """
 
     kv_heads: int
     kv_dim: int
@@ -30,13 +33,14 @@ class StateShape(NamedTuple):
     channels: int
     window: int
     conv_dtype: torch.dtype
+    kv_parts: int = 2
 
     def geometry(self, attention_layers: tuple[int, ...], recurrent_layers: tuple[int, ...]) -> ModelGeometry:
         """Bytes of this state."""
         return ModelGeometry(
             attention_layers=attention_layers,
             recurrent_layers=recurrent_layers,
-            kv_row_bytes=2 * self.kv_heads * self.kv_dim * self.kv_dtype.itemsize,
+            kv_row_bytes=self.kv_parts * self.kv_heads * self.kv_dim * self.kv_dtype.itemsize,
             ssm_rows=self.heads * self.head_dim if self.state_size else 0,
             ssm_row_bytes=self.state_size * self.ssm_dtype.itemsize,
             conv_bytes=self.channels * self.window * self.conv_dtype.itemsize,
@@ -86,9 +90,10 @@ class Arenas:
         return self.layout.kv_pages * self.layout.kv_page_bytes // self.model.kv_row_bytes
 
     def kv(self, arena: int) -> torch.Tensor:
-        """`[slots, 2, kv_heads, kv_dim]`: K and V of a token lie side by side."""
+        """`[slots, kv_parts, kv_heads, kv_dim]`: K and V of a token lie side by side."""
         shape = self.shape
-        return self.kv_buffers[arena].view(shape.kv_dtype).view(self.slots, 2, shape.kv_heads, shape.kv_dim)
+        rows = self.kv_buffers[arena].view(shape.kv_dtype)
+        return rows.view(self.slots, shape.kv_parts, shape.kv_heads, shape.kv_dim)
 
     def state(self, recurrent_index: int) -> StateView:
         """SSM rows of the recurrent layer at this index of `model.recurrent_layers`."""

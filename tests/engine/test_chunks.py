@@ -16,6 +16,8 @@ CHUNKED = (
     "lfm2-s2",
     "lfm2-s0",
     "lfm2-s1",
+    "kimi-s1",
+    "kimi-s0",
 )
 
 

@@ -10,6 +10,7 @@ PROMPTS = (T(1, 19), T(2, 25), T(3, 33), T(4, 40))
 @on(
     *("forced-retract", "granite-s2", "qwen-s2", "s0-small", "s2-small", "d0-small"),
     *("lfm2-s2", "lfm2-s0", "lfm2-s1", "lfm2-d0"),
+    *("kimi-s1", "kimi-s2", "kimi-s0", "kimi-d0"),
 )
 def test_retracted_requests_equal_cold(witness: Witness) -> None:
     """HB-16's right values, with two short requests that take what the retracted ones gave up."""

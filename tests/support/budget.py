@@ -38,18 +38,24 @@ class StateBytes:
         layers = layers if kinds else config["num_hidden_layers"]
         recurrent = len(kinds) - layers if kinds else layers
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        elements = 2 * config["num_key_value_heads"] * head_dim
+        if latent := config.get("kv_lora_rank"):
+            elements = latent + config["qk_rope_head_dim"]
         names = next((names for names in SSM_FIELDS if names[0] in config), ())
         # A short convolution keeps its window and nothing else.
         heads, rows, row = (config[name] for name in names) if names else (0, 0, 0)
         stripes = -(-recurrent // layers)
-        # Of Mamba2 and of short convolutions; nobody asks for another family's yet.
+        # Of Mamba2, short convolutions and KDA; nobody asks for another family's yet.
         channels = heads * rows + 2 * config.get("mamba_n_groups", 0) * row
         window = config.get("mamba_d_conv", 1) - 1
         if "conv_L_cache" in config:
             channels, window = config["hidden_size"], config["conv_L_cache"] - 1
+        if delta := config.get("linear_attn_config"):
+            heads, rows = delta["num_heads"], delta["head_dim"]
+            row, channels, window = rows, 3 * heads * rows, delta["short_conv_kernel_size"] - 1
         return cls(
             layers=layers,
-            kv_row=2 * config["num_key_value_heads"] * head_dim * FP32,
+            kv_row=elements * FP32,
             ssm_rows=stripes * heads * rows,
             ssm_row=row * FP32,
             conv=stripes * channels * window * FP32,

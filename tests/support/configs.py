@@ -351,6 +351,27 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ("d0", 48, 32, ()),
             )
         ),
+        # Latent KV, a decay a key channel: likewise.  At a grid of 8 pages cut the states.
+        *(
+            ServerConfig(
+                f"kimi-{name}",
+                organization=name.upper(),
+                grid=grid,
+                model="kimi",
+                attention="torch_native",
+                memory=Memory(tokens=2048, spare=32),
+                chunk=chunk,
+                flags=flags,
+                env=RETRACT,
+                long=name != "s1",
+            )
+            for name, grid, chunk, flags in (
+                ("s1", 8, 20, ("--enable-mixed-chunk",)),
+                ("s2", 16, 256, ()),
+                ("s0", 16, 12, ()),
+                ("d0", 48, 32, ()),
+            )
+        ),
         # Exact mode with a state that loses bits, and faults to plant (test_exact.py).
         ServerConfig(
             "exact",
@@ -369,6 +390,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"vocab": 512, "context": 4096},
     "granite": {"family": "granite-4", "vocab": 512, "context": 4096},
     "qwen": {"family": "qwen3.5", "vocab": 512, "context": 4096},
+    "kimi": {"family": "kimi-linear", "vocab": 512, "context": 4096},
     "lfm2": {"family": "lfm2", "vocab": 512, "context": 4096},
     "lfm2-moe": {"family": "lfm2-moe", "vocab": 512, "context": 4096},
     "public": {},
