@@ -33,6 +33,7 @@ FAMILIES = (
     Family("qwen3.6-27b", ("flashinfer", "fa3", "triton")),
     Family("qwen3.6-35b-a3b", ("flashinfer", "fa3", "triton")),
     Family("qwen3-coder-next-80b", ("flashinfer", "fa3", "triton")),
+    Family("lfm2.5-1.2b", ("flashinfer", "fa3", "flashinfer")),
     Family("nemotron-3-nano-30b", ("flashinfer", "fa3", "trtllm_mha"), 1024),
 )
 ILLEGAL = {"S0": ("fa3", "trtllm_mha")} | dict.fromkeys(("S1", "S2", "D0"), ("trtllm_mha",))

@@ -236,7 +236,6 @@ INPUT_RULES: tuple[Rule, ...] = (
     off("debug_cuda_graph", "only a graph of the whole step is tested"),
     off("enable_torch_compile", "its graphs break at every launch over pages, and nobody has tested that"),
     only("attn_dp_size", (1,), "the empty batches of idle ranks are not tested with paged states"),
-    off("enable_dp_attention", "the empty batches of idle ranks are not tested with paged states"),
     off("enable_prefill_delayer", "it is not tested with the admission of this memory"),
     off("enable_deterministic_inference", "it is not proven that a batch changes no row of a paged state"),
     off("rl_on_policy_target", "it needs deterministic inference, which is not proven here"),

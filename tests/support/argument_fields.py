@@ -96,6 +96,7 @@ NEUTRAL: dict[str, str] = {
         priority_scheduling_preemption_threshold retraction_policy schedule_conservativeness
         scheduler_recv_interval min_free_slots_delay""",
     "Read by nothing in this SGLang.": "num_continuous_decode_steps",
+    "SGLang turns it into --attn-dp-size before any rule is asked, which is refused.": "enable_dp_attention",
     "Eager steps, one after another: how every configuration here runs, since a CPU has no overlap.": """
         disable_overlap_schedule""",
     "Ranks that hold parts of the same layers: each lays out its own heads, and all decide alike.": "tp_size",
