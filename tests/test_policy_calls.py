@@ -40,7 +40,7 @@ POLICIES = (
 def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What these calls read of a published configuration."""
     serving = SimpleNamespace(strip_thinking_cache=False)
-    schedule = SimpleNamespace(schedule_policy="fcfs")
+    schedule = SimpleNamespace(schedule_policy="fcfs", schedule_low_priority_values_first=False)
     features = SimpleNamespace(enable_encoder_swa_bounded_replay=False)
     for module in (schedule_batch, common):
         monkeypatch.setattr(module, "get_serving", lambda: serving)
@@ -179,6 +179,52 @@ def test_a_pass_steps_over_those_whose_prefix_it_has_just_admitted() -> None:
     adder = pools.adder(chunk=200)
     assert pools.admits(others[0], adder) and others[0].prefix_len == 2 * GRID
     assert pools.admits(others[1], adder), "what they compute is shared by nobody"
+
+
+class Victims:
+    """A running batch that may be preempted; what left it is kept."""
+
+    def __init__(self, pools: Pools, reqs: list[Any]) -> None:
+        self.pools, self.reqs = pools, reqs
+        self.preempted: list[Any] = []
+
+    def batch_size(self) -> int:
+        return len(self.reqs)
+
+    def release_req(self, index: int, remaining: int) -> None:
+        self.preempted.append(self.reqs[index])
+        self.pools.retract(self.reqs[index])
+
+    def filter_batch(self, keep_indices: list[int]) -> None:
+        self.reqs = [self.reqs[index] for index in keep_indices]
+
+
+@pytest.mark.parametrize(
+    ("wait", "most", "preempted"), [("prefix", None, False), ("never", None, True), ("never", 0, False)]
+)
+def test_nobody_is_preempted_for_a_request_that_cannot_start(
+    wait: str, most: int | None, preempted: bool
+) -> None:
+    """Whether it waits for a prefix, or this pass takes no more, is asked before SGLang preempts for it."""
+    pools = Pools(Policy(wait=wait))
+    decoding, prefilling, urgent = request("decoding", "salted"), request("prefilling"), request("urgent")
+    assert pools.admits(decoding, pools.adder(chunk=64))
+    pools.prefill(decoding, PROMPT)
+    decoding.output_ids.append(7)
+    assert pools.admits(prefilling, pools.adder(chunk=GRID))
+    pools.prefill(prefilling, GRID)  # its second boundary is still to come
+    decoding.priority, urgent.priority = 0, 100
+    batch = Victims(pools, [decoding])
+    adder = GridPrefillAdder(
+        GRID, pools.cache, pools.tokens, batch, 0.5, 4096, 64, prefill_max_requests=most,
+        priority_scheduling_preemption_threshold=0,
+    )  # fmt: skip
+    asked = adder.preempt_to_schedule(urgent)
+    assert asked is (most is None), "the loop goes on to `add_one_req`, and from there to the next request"
+    assert bool(batch.preempted) is bool(adder.preempt_list) is preempted
+    admitted = pools.admits(urgent, adder) if asked else False
+    assert admitted is preempted, "preempted for nothing, or not preempted for it"
+    assert report(pools.cache)["pins"] == preempted
 
 
 def test_without_waiting_all_are_admitted() -> None:

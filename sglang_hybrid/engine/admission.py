@@ -149,6 +149,14 @@ class GridPrefillAdder(PrefillAdder):
             return AddReqResult.OTHER if spent else AddReqResult.CONTINUE
         return super().add_one_req(req, *args, **kwargs)
 
+    def preempt_to_schedule(self, req: Req) -> bool:
+        """As the stock one, which preempts before it looks the request up: first of all a request whose
+        prefix is being computed is left to `add_one_req`, which passes over it, and nobody is preempted."""
+        if (most := self.prefill_max_requests) is not None and len(self.can_run_list) >= most:
+            return False
+        req.init_next_round_input(self.tree_cache)
+        return self.tree_cache.awaits(req, self.promised) or super().preempt_to_schedule(req)
+
     def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
         super()._commit_prefill_admission(req, *args, **kwargs)
         self.tree_cache.expect(req, self.promised)

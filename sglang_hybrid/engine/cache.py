@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ENDED_AT = ("door", "arrival", "admission", "prefill", "publish")
+"""Refused with a sentence, or an exception on the way to the queue, on the way into a batch, while that batch
+was prepared, and while what it computed was handed to the tree."""
 TOKEN_BYTES = 8
 """SGLang keeps token ids in `array('q')`."""
 
@@ -79,6 +83,8 @@ class GridPrefixCache(BasePrefixCache):
         """The deepest boundary of each preempted request, by request id."""
         self.reuse = ReuseLog(self.grid)
         self.refusals = Refusals()
+        self.ended: Counter[str] = Counter()
+        """Requests that were ended by us, by the stage that they had come to (`ENDED_AT`)."""
         self.exporter: Exporter | None = None
         """Set where this scheduler has metrics to show."""
         requests.connect(self)

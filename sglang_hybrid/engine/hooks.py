@@ -19,6 +19,10 @@ from sglang_hybrid.models import KINDS
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 ENGINE = "sglang.srt.entrypoints.engine"
+TOKENIZER = "sglang.srt.managers.tokenizer_manager"
+OLLAMA = "sglang.srt.entrypoints.ollama.serving"
+CONTROL = "sglang.srt.managers.tokenizer_control_mixin"
+REQUESTS = "sglang.srt.managers.io_struct"
 
 
 class Hook(NamedTuple):
@@ -99,7 +103,48 @@ HOOKS: tuple[Hook, ...] = (
         HookType.AROUND,
         SCHEDULER,
     ),
+    *(
+        Hook(f"{SCHEDULER}.Scheduler.{name}", f"sglang_hybrid.engine.door:{ours}", HookType.AROUND, SCHEDULER)
+        for name, ours in (
+            ("process_input_requests", "arriving"),
+            ("handle_generate_request", "handled"),
+            ("handle_embedding_request", "handled"),
+            ("_add_request_to_queue", "queued"),
+        )
+    ),
 )
+
+DOOR: tuple[Hook, ...] = (
+    *(
+        Hook(
+            f"{REQUESTS}.{record}.normalize_batch_and_arguments",
+            "sglang_hybrid.engine.door:normalized",
+            HookType.AROUND,
+        )
+        for record in ("GenerateReqInput", "EmbeddingReqInput")
+    ),
+    *(
+        Hook(f"{TOKENIZER}.TokenizerManager.{name}", f"sglang_hybrid.engine.door:{ours}", HookType.AROUND)
+        for name, ours in (
+            ("_create_tokenized_object", "tokenized"),
+            ("generate_request", "answered"),
+            ("score_request", "read"),
+        )
+    ),
+    *(
+        Hook(f"{OLLAMA}.OllamaServing.{name}", "sglang_hybrid.engine.door:read", HookType.AROUND)
+        for name in ("handle_chat", "handle_generate")
+    ),
+    *(
+        Hook(
+            f"{CONTROL}.TokenizerControlMixin.{name}_expert_distribution_record",
+            "sglang_hybrid.engine.door:recorded",
+            HookType.AROUND,
+        )
+        for name in ("start", "stop", "dump")
+    ),
+)
+"""In the process that takes requests.  It loads plugins before it loads its tokenizer manager."""
 
 TREE_FACTORY = "sglang_hybrid.engine.build:make_tree_cache"
 
@@ -162,6 +207,14 @@ def make_tree_cache(context: Any) -> Any:
 
     assert_applied()
     return pkgutil.resolve_name(TREE_FACTORY)(context)
+
+
+def install_door() -> None:
+    """Put the hooks of `DOOR` in place.  Idempotent; imports the tokenizer manager."""
+    for hook in DOOR:
+        if hook.target not in HookRegistry._hooks:
+            HookRegistry.register(hook.target, entry(hook), hook.kind)
+    HookRegistry.apply_hooks()
 
 
 def register_tree() -> None:

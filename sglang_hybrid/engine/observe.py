@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_observability, get_parallel, get_serving
 
-from sglang_hybrid.engine.cache import GridPrefixCache
+from sglang_hybrid.engine.cache import ENDED_AT, GridPrefixCache
 from sglang_hybrid.engine.metrics import Exporter, Sample, histogram
 from sglang_hybrid.engine.reuse import DEPTHS
 from sglang_hybrid.engine.trace import open_trace
@@ -39,6 +39,7 @@ def report(cache: GridPrefixCache) -> dict[str, Any]:
         "pins": len(cache.pins),
         "refusals": {"_".join(which): count for which, count in cache.refusals.counts.items()},
         "refused_last": "_".join(cache.refusals.last or ()) or None,
+        "requests_ended": {stage: cache.ended[stage] for stage in ENDED_AT},
         "reuse": _reuse(cache),
         "checkpoints_retained": cache.live.retention.retained,
         "count_retained": cache.live.retention.retained_ever,
@@ -111,6 +112,9 @@ def samples(cache: GridPrefixCache) -> Iterator[Sample]:
             labels = {"at": where, "resource": str(resource)}
             text = "Needs that could not be met, by the binding resource."
             yield Sample("counter", "refusals", text, labels, cache.refusals.counts[where, resource])
+    for stage in ENDED_AT:
+        text = "Requests ended by the plugin: refused at the door, or by an exception at a later stage."
+        yield Sample("counter", "requests_ended", text, {"at": stage}, cache.ended[stage])
     yield Sample("gauge", "requests_running", "Admitted requests.", {}, cache.live.running)
     yield Sample("gauge", "pins", "Preempted requests whose state is kept.", {}, len(cache.pins))
     for event, count in live._asdict().items():

@@ -6,9 +6,12 @@ with one sentence that names the value given and a legal choice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
+from sglang_hybrid.engine.args import published_organization
 from sglang_hybrid.engine.exact_rules import EXACT_RULES
 from sglang_hybrid.engine.input_rules import INPUT_RULES
 from sglang_hybrid.engine.model_rules import MODEL_RULES
@@ -50,3 +53,19 @@ def _apply(rules: Iterable[Rule], record: Any) -> None:
         sentence = rule.check(facts)
         if sentence is not None:
             refuse(sentence, record)
+
+
+def way_out_is_refused(said: str) -> str | None:
+    """Our sentence where SGLang sends a client to an option that is refused here; None otherwise.
+
+    `said` is SGLang's own text, of which the first sentence tells what was asked.
+    """
+    named = set(re.findall(r"--[a-z][a-z0-9-]+", said))
+    asked = SimpleNamespace(mem=published_organization(), now=lambda field: True, given=lambda field: True)
+    for rule in INPUT_RULES:
+        sentence = rule.check(asked) if flag_of(rule.field) in named else None  # type: ignore[arg-type]
+        if sentence is not None:
+            first = said.split(". ")[0].rstrip(".")
+            reason = sentence.removesuffix("; leave it out.").rstrip(".")
+            return f"{first}, but {reason}; send the request to a server without --hybrid-mem."
+    return None

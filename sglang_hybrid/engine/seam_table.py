@@ -29,6 +29,8 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.arg_groups.overrides:post_capture_kv_sizing_planned", "server_args"),
     Seam("sglang.srt.arg_groups.overrides:resolving_view", "server_args"),
     Seam("sglang.srt.arg_groups.resolution_hooks:register_resolution_hook", "name"),
+    Seam("sglang.srt.entrypoints.ollama.serving:OllamaServing.handle_chat", "self request raw_request"),
+    Seam("sglang.srt.entrypoints.ollama.serving:OllamaServing.handle_generate", "self request raw_request"),
     Seam("sglang.srt.layers.attention.attention_registry:attn_backend_wrapper", "runner full_attn_backend"),
     Seam("sglang.srt.layers.attention.base_attn_backend:AttentionBackend.shared_read_ends", "self fm"),
     Seam("sglang.srt.layers.attention.base_attn_backend:SharedReadEnds"),
@@ -94,6 +96,30 @@ SEAMS: tuple[Seam, ...] = (
         "sglang.srt.layers.attention.mamba.mamba:MambaMixer2.forward",
         "self hidden_states output layer_cache metadata mup_vector use_triton_causal_conv",
     ),
+    Seam("sglang.srt.managers.io_struct:AbortReq"),
+    Seam("sglang.srt.managers.io_struct:EmbeddingReqInput.normalize_batch_and_arguments", "self"),
+    Seam("sglang.srt.managers.io_struct:GenerateReqInput.normalize_batch_and_arguments", "self"),
+    Seam("sglang.srt.managers.io_struct:PositionalEmbeds"),
+    Seam(
+        "sglang.srt.managers.io_struct:TokenizedEmbeddingReqInput",
+        "rid http_worker_ipc input_text input_ids mm_inputs token_type_ids sampling_params lora_id "
+        "positional_embed_overrides routed_dp_rank priority dimensions return_pooled_hidden_states "
+        "multi_item_delimiter_indices token_indices_to_pool decision_layout time_stats lora_name",
+    ),
+    Seam(
+        "sglang.srt.managers.io_struct:TokenizedGenerateReqInput",
+        "rid http_worker_ipc input_text input_ids input_embeds mm_inputs token_type_ids "
+        "sampling_params return_logprob logprob_start_len top_logprobs_num token_ids_logprob stream "
+        "return_sampling_mask return_flat_raw_top_logprobs return_hidden_states "
+        "return_routed_experts routed_experts_start_len return_indexer_topk session_id "
+        "session_params lora_id custom_logit_processor positional_embed_overrides bootstrap_host "
+        "bootstrap_port bootstrap_room bootstrap_pair_key decode_tp_size routed_dp_rank "
+        "disagg_prefill_dp_rank routing_key require_reasoning priority extra_key no_logs "
+        "return_bytes return_entropy need_wait_for_mm_inputs num_items_assigned encoder_urls "
+        "multi_item_delimiter_indices token_indices_to_pool time_stats cache_salt kv_hints "
+        "pp_prefetch_ticketed sampling_logprobs_mode lora_name",
+    ),
+    Seam("sglang.srt.managers.schedule_batch:Req.init_next_round_input", "self tree_cache cow_mamba"),
     Seam("sglang.srt.managers.schedule_batch:Req.refresh_fill_ids", "self"),
     Seam(
         "sglang.srt.managers.schedule_batch:ReqKvInfo",
@@ -125,13 +151,54 @@ SEAMS: tuple[Seam, ...] = (
         "sglang.srt.managers.schedule_policy:PrefillAdder._get_running_request_total_token_offset",
         "self req",
     ),
+    Seam("sglang.srt.managers.schedule_policy:PrefillAdder.preempt_to_schedule", "self req"),
+    Seam("sglang.srt.managers.scheduler:Scheduler._add_request_to_queue", "self req is_retracted"),
+    Seam("sglang.srt.managers.scheduler:Scheduler._release_aborted_request", "self req"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_output_streamer_class", "self"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_prefill_adder_class", "self"),
+    Seam("sglang.srt.managers.scheduler:Scheduler.handle_embedding_request", "self recv_req mm_input_error"),
+    Seam("sglang.srt.managers.scheduler:Scheduler.handle_generate_request", "self recv_req mm_input_error"),
+    Seam("sglang.srt.managers.scheduler:Scheduler.process_input_requests", "self recv_reqs"),
+    Seam("sglang.srt.managers.scheduler:Scheduler.send_abort_output", "self abort_req req"),
     Seam(
         "sglang.srt.managers.scheduler_components.output_streamer:"
         "SchedulerOutputStreamer.is_request_level_customized_info_key",
         "self key",
+    ),
+    Seam(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.dump_expert_distribution_record",
+        "self",
+    ),
+    Seam(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.release_memory_occupation",
+        "self obj request",
+    ),
+    Seam(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.resume_memory_occupation",
+        "self obj request",
+    ),
+    Seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin._execute_profile", "self req"),
+    Seam(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.start_expert_distribution_record",
+        "self",
+    ),
+    Seam(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.stop_expert_distribution_record",
+        "self",
+    ),
+    Seam(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager._create_tokenized_object",
+        "self obj input_text input_ids input_embeds mm_inputs token_type_ids",
+    ),
+    Seam("sglang.srt.managers.tokenizer_manager:TokenizerManager._stream_one_response"),
+    Seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request", "self obj request"),
+    Seam(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager.score_request",
+        "self query items label_token_ids apply_softmax item_first embed_override_token_id "
+        "query_embed_overrides item_embed_overrides stacked_query_item_embed_overrides request "
+        "return_pooled_hidden_states score_extraction_token_id temperature return_token_logprobs "
+        "image_data",
     ),
     Seam("sglang.srt.managers.tp_worker:TpModelWorker.get_worker_info", "self"),
     Seam("sglang.srt.mem_cache.allocation:alloc_for_decode_default", "batch token_per_req"),
@@ -378,11 +445,21 @@ SEAMS: tuple[Seam, ...] = (
     Seam("sglang.srt.plugins.hook_registry:HookRegistry.register", "target hook hook_type source"),
     Seam("sglang.srt.runtime_context:RuntimeContext.override", "self source fields"),
     Seam("sglang.srt.runtime_context:get_context", ""),
+    Seam("sglang.srt.runtime_context:get_exec", ""),
     Seam("sglang.srt.runtime_context:get_observability", ""),
     Seam("sglang.srt.runtime_context:get_parallel", ""),
     Seam("sglang.srt.runtime_context:get_schedule", ""),
     Seam("sglang.srt.runtime_context:get_server_args", ""),
     Seam("sglang.srt.runtime_context:get_serving", ""),
+    Seam(
+        "sglang.srt.sampling.sampling_params:SamplingParams",
+        "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p "
+        "frequency_penalty presence_penalty repetition_penalty min_new_tokens n beam_width "
+        "json_schema regex ebnf structural_tag ignore_eos skip_special_tokens "
+        "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed "
+        "custom_params watermark stop_strs stop_regex_strs stop_str_max_len stop_regex_max_len "
+        "is_normalized ebnf_full_assistant",
+    ),
     Seam("sglang.srt.server_args:ServerArgs.add_cli_args", "parser"),
     Seam(
         "sglang.srt.utils.common:get_available_gpu_memory",

@@ -112,13 +112,17 @@ def check_resolved() -> None:
 
 
 def check_parent() -> None:
-    """All that can be proved before a child starts; imports the scheduler, so only with the flag on."""
-    from sglang_hybrid.engine.hooks import HOOKS
+    """All that can be proved before a child starts; imports the scheduler, so only with the flag on.
+
+    The door of this process is put in place here: what it hooks is not imported when plugins are loaded.
+    """
+    from sglang_hybrid.engine.hooks import DOOR, HOOKS, install_door
     from sglang_hybrid.engine.seam_table import SEAMS
 
     check_version()
     check_failures()
-    _check_live(hook for hook in HOOKS if hook.needs is None)
+    install_door()
+    _check_live([*(hook for hook in HOOKS if hook.needs is None), *DOOR])
     check_seams(seam for seam in SEAMS if not seam.child_only)
 
 

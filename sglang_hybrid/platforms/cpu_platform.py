@@ -81,6 +81,12 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Whether the model is a Mamba2 one: those of the gated delta rule have no snapshots here."""
         return self.takes_snapshots
 
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        return torch.profiler.ProfilerActivity.CPU
+
     def init_backend(self) -> None:
         """Called once in each worker, before any model is built."""
         stock_ops.install()
@@ -94,7 +100,12 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         Attention backend and sampler; the one state strategy that works here; a modest amount of
         memory; and fp32 where the checkpoint is fp32 (SGLang's automatic choice would be fp16, which
         a CPU computes slowly and less exactly), with the conv window in the same dtype.
+
+        Called in the process that will take requests: what it must refuse here is put in place, too.
         """
+        from sglang_hybrid.platforms import cpu_routes
+
+        cpu_routes.install()
         if server_args.attention_backend is None:
             server_args.attention_backend = self.get_default_attention_backend()
         server_args.sampling_backend = "pytorch"
