@@ -15,8 +15,10 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_hybrid.platforms import gdn_ops, kda_ops, snapshot_ops, stock_ops
+from sglang_hybrid.platforms import gdn_ops, host_memory, kda_ops, snapshot_ops, stock_ops
 
+TRITON_LORA = "csgmv"
+"""SGLang's default for `--lora-backend`, a Triton kernel."""
 CONV_DTYPE_SWITCH = "SGLANG_MAMBA_CONV_DTYPE"
 
 POOL_BYTES = 2 << 30
@@ -93,11 +95,12 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         gdn_ops.install()
         kda_ops.install()
         snapshot_ops.install()
+        host_memory.install()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Defaults for whatever the user left open (`handle_platform_defaults` declares them).
 
-        Attention backend and sampler; the one state strategy that works here; a modest amount of
+        Attention backend, sampler and LoRA; the one state strategy that works here; a modest amount of
         memory; and fp32 where the checkpoint is fp32 (SGLang's automatic choice would be fp16, which
         a CPU computes slowly and less exactly), with the conv window in the same dtype.
 
@@ -109,6 +112,8 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.attention_backend is None:
             server_args.attention_backend = self.get_default_attention_backend()
         server_args.sampling_backend = "pytorch"
+        if server_args.lora_backend == TRITON_LORA:
+            server_args.lora_backend = "torch_native"
         if server_args.mamba_radix_cache_strategy == "auto":
             # The automatic choice is extra_buffer as soon as overlap is on, whatever the platform
             # says it can do; without overlap it is no_buffer.
