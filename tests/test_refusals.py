@@ -122,7 +122,6 @@ ROWS = (
     Row("--startup-weight-load-mode overlap", "--startup-weight-load-mode overlap", "serial"),
     Row("--enable-memory-saver", "--enable-memory-saver", "leave it out"),
     Row("--kv-events-config {}", "--kv-events-config {}", "leave it out"),
-    Row("--is-embedding", "--is-embedding", "leave it out"),
     Row("--use-ray", "--use-ray", "leave it out"),
 )
 

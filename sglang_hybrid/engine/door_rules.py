@@ -261,7 +261,7 @@ def _is(value: Any, kind: type) -> bool:
         return False
     if kind is float:
         return isinstance(value, int | float) and abs(value) < INT64 * 1e20 and math.isfinite(value)
-    return isinstance(value, kind) and (kind is not int or -INT64 <= value < INT64)
+    return -INT64 <= value < INT64 if kind is int and isinstance(value, int) else isinstance(value, kind)
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -256,6 +256,5 @@ INPUT_RULES: tuple[Rule, ...] = (
     only("startup_weight_load_mode", ("serial",), "memory for state is measured beside loaded weights"),
     off("enable_memory_saver", "the pages are one allocation outside its regions"),
     off("kv_events_config", "the grid tree publishes no block events"),
-    off("is_embedding", "a checkpoint is kept for what a text generates, and no pooled answer is tested"),
     off("use_ray", "its workers load no plugins"),
 )

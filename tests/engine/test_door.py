@@ -80,7 +80,7 @@ BAD = (
     Bad(GENERATE, ids(5, 6, token_indices_to_pool=[9]), "token_indices_to_pool", "--hybrid-mem"),
     Bad(GENERATE, ids(5, 6, multi_item_delimiter_indices=[9]), "multi_item_delimiter_indices"),
     Bad(GENERATE, sampled(beam_width=2), "beam_width is 2", "--hybrid-mem"),
-    Bad("/v1/score", score(score_extraction_token_id=7), "score_extraction_token_id", "--hybrid-mem"),
+    Bad("/v1/score", score(score_extraction_token="a"), "score_extraction_token", "--hybrid-mem"),
     Bad("/encode", {"text": "hi"}, "embedding model", "--hybrid-mem"),
     Bad("/v1/embeddings", {"model": "m", "input": "hi"}, "embedding model", "--hybrid-mem"),
     # Sizes.
