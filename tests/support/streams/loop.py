@@ -37,8 +37,8 @@ MIXER = Mixer(heads=2, dim=8, size=16, groups=1, kv_heads=1, kv_dim=16)
 WIDE = MIXER._replace(kv_dim=64)
 """For S2, which packs no conv line that is large beside a page."""
 GRID, CONTEXT, ROWS, VOCABULARY, WIDTH = 16, 128, 6, 61, 24
-PIECES = 4
-"""Sets the budget: little, so that checkpoints are evicted."""
+PIECES = {"S1": 4}
+"""Sets the budget, 24 where it names none: so little for S1 that checkpoints are evicted all the time."""
 PROMPTS = 2
 """Stems that prompts share."""
 
@@ -100,7 +100,7 @@ class Loop:
         self.device, self.missing = device, missing
         self.chance = random.Random(seed)
         self.shape = WIDE if memory == "S2" else MIXER
-        cell = make_cell(self.shape, memory, FP32, grid=GRID, batch=PIECES, conv_dtype=FP32)
+        cell = make_cell(self.shape, memory, FP32, grid=GRID, batch=PIECES.get(memory, 24), conv_dtype=FP32)
         organization = cell.organization
         organization.reset()
         arenas = Arenas(organization.layout(), cell.arenas.shape, cell.arenas.model, NAME)
