@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENDED_AT = ("door", "arrival", "admission", "prefill", "publish")
-"""Refused with a sentence, or an exception on the way to the queue, on the way into a batch, while that batch
-was prepared, and while what it computed was handed to the tree."""
+ENDED_AT = ("door", "arrival")
+"""Requests refused with a sentence in the scheduler, and those that an exception ended before the queue."""
 TOKEN_BYTES = 8
 """SGLang keeps token ids in `array('q')`."""
 
