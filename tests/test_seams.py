@@ -239,7 +239,7 @@ def runner_of(recurrent: list[int], mixers: list[torch.nn.Module], monkeypatch: 
 def backends(toy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     toy.Stock = Stock  # type: ignore[attr-defined]
     kind = RecurrentKind(
-        "toy", "toy_target:Stock", f"{__name__}:Ours", f"{__name__}:Layer", "state_update", "paged_scan"
+        "toy", "toy_target:Stock", f"{__name__}:Ours", (f"{__name__}:Layer",), "state_update", "paged_scan"
     )
     monkeypatch.setattr(hooks, "KINDS", {"toy": kind})
     monkeypatch.setattr(served, "kind_of", lambda model: kind)
