@@ -65,7 +65,8 @@ class GridKVPool(MHATokenToKVPool):
         self.kv_cache_layout = "hybrid"
 
     def _create_buffers(self) -> None:
-        rows = [self.arenas.kv(arena) for arena in range(self.layer_num)]
+        # SGLang stores float8 as bytes, and `store_cache` wants one dtype for what it is given and the cache.
+        rows = [self.arenas.kv(arena).view(self.store_dtype) for arena in range(self.layer_num)]
         self.k_buffer = [row[:, 0] for row in rows]
         self.v_buffer = [row[:, 1] for row in rows]
         self._init_data_ptrs_and_strides()

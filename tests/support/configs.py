@@ -163,6 +163,9 @@ class ServerConfig:
         )
 
 
+FP8 = ("--kv-cache-dtype", "fp8_e4m3")
+
+
 def cold_config(model: str, context: int) -> ServerConfig:
     """The reference: flag off, radix cache off."""
     return ServerConfig(
@@ -178,6 +181,7 @@ def cold_config(model: str, context: int) -> ServerConfig:
             str(2 * context),
             "--max-mamba-cache-size",
             "16",
+            *(FP8 if model == "fp8" else ()),
         ),
     )
 
@@ -381,6 +385,8 @@ CONFIGS: Mapping[str, ServerConfig] = {
             flags=("--hybrid-exact", "--mamba-ssm-dtype", "bfloat16"),
             env={"SGLANG_HYBRID_TEST_FAULTS": str(FAULTS)},
         ),
+        # KV in eight bits: 32 tokens fill the page of 8 in fp32, and the bits of any state may be NaN in it.
+        ServerConfig("fp8", grid=32, model="fp8", flags=FP8),
         # The default grid with pages as large as those of a real model.
         ServerConfig("g512", grid=512, model="real-page", memory=Memory(tokens=16384, spare=24), chunk=2048),
     )
@@ -394,6 +400,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"family": "lfm2", "vocab": 512, "context": 4096},
     "lfm2-moe": {"family": "lfm2-moe", "vocab": 512, "context": 4096},
     "public": {},
+    # The tiny model again, for a cold server of its own.
+    "fp8": {"vocab": 512, "context": 4096},
     # A conv line of 5,376 bytes: slots of 8 KiB or, tight, of 6, which do not divide a page of 32.
     "odd": {"shape": DemoShape(ssm_groups=2), "vocab": 512, "context": 4096},
     "real-page": {"shape": FALCON_7B_LAYER, "vocab": 512, "context": 4096},

@@ -1,5 +1,6 @@
 """What a server answered, reduced to what the tests compare."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,9 @@ class Reply:
         meta = answer["meta_info"]
         finish = meta.get("finish_reason") or {}
         tops = meta.get("output_top_logprobs") or []
-        logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
+        # JSON has no NaN: a model that computed one answers null.
+        entries = meta.get("output_token_logprobs") or []
+        logprobs = [math.nan if entry[0] is None else entry[0] for entry in entries]
         return cls(
             ids=tuple(answer.get("output_ids") or ()),
             logprobs=tuple(logprobs),
