@@ -51,15 +51,19 @@ def verdicts(module: str) -> dict[str, str]:
     return found
 
 
-def main(cases: Mapping[str, Check]) -> None:
-    """Command line of a table: one JSON object a case on stdout; exits 1 when a case failed."""
+def main(cases: Mapping[str, Check], *, guarded: bool = True) -> None:
+    """Command line of a table: one JSON object a case on stdout; exits 1 when a case failed.
+
+    The guard knows a `Launch` of ours only.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("names", nargs="*", help="cases to run (default all)")
     options = parser.parse_args()
     failed = False
     if options.device == "cpu":
-        guard_launches()
+        if guarded:
+            guard_launches()
         round_as_hardware_does()
         patch_language_once()
     for name in options.names or cases:
