@@ -53,6 +53,12 @@ FLAGS = {
     "no flashinfer": (FALCON, "sm_90 without flashinfer", "--hybrid-mem S0"),
     "named": (FALCON, "sm_90", "--hybrid-mem S0 --attention-backend fa3"),
     "decode named": (FALCON, "sm_90", "--hybrid-mem S0 --decode-attention-backend fa3"),
+    "a grid that is no power of two": (FALCON, "sm_90", "--hybrid-mem S1 --hybrid-grid 640"),
+    "such a grid, and fa3 named": (
+        FALCON,
+        "sm_90",
+        "--hybrid-mem S1 --hybrid-grid 640 --attention-backend fa3",
+    ),
     "off": (QWEN, "sm_100", ""),
 }
 
@@ -123,6 +129,16 @@ def test_what_the_user_named_is_refused_and_not_replaced(
     said = outcomes[name].refused
     assert said is not None and said.startswith(f"Refusal: {flag} fa3 is not supported with --hybrid-mem S0")
     assert outcomes[name].log == []
+
+
+def test_fa3_needs_a_grid_that_is_a_power_of_two(outcomes: dict[object, Outcome]) -> None:
+    """`normal_decode_set_metadata` asserts it, when a decode step is captured."""
+    found = outcomes["a grid that is no power of two"]
+    assert (found.refused, found.attention, found.page) == (None, ["flashinfer"] * 2, 640)
+    assert [line for line in found.log if "attention-backend is flashinfer" in line]
+    said = outcomes["such a grid, and fa3 named"].refused
+    assert said is not None and said.startswith("Refusal: --attention-backend fa3 is not supported with ")
+    assert "--hybrid-grid 640" in said and "use --hybrid-grid 1024, or one of triton, flashinfer" in said
 
 
 def test_off_leaves_the_default_alone(outcomes: dict[object, Outcome]) -> None:

@@ -71,6 +71,15 @@ def test_in_the_interpreter(name: str) -> None:
     assert verdict == PASSED, verdict
 
 
+def test_a_captured_page_table_needs_a_power_of_two() -> None:
+    """Why `input_rules` refuses fa3 with other grids: SGLang's own assertion, before any launch."""
+    from sglang.kernels.ops.attention.metadata import normal_decode_set_metadata
+
+    some = torch.zeros(1, dtype=torch.int32)
+    with launches(), pytest.raises(AssertionError, match="power of two"):
+        normal_decode_set_metadata(some, some, some[None], some[None], some, 1, some, 0, 640)
+
+
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(
     ("shape", "memory", "dtype"),

@@ -25,7 +25,7 @@ def choose_attention(facts: Facts) -> dict[str, str]:
     """
     if facts.now("device") != "cuda":
         return {}
-    legal = backends(facts.mem)
+    legal = backends(facts)
     chosen: dict[str, str] = {}
     for field in FIELDS:
         default = facts.now(field) or (_stock_default(facts) if field == "attention_backend" else None)
@@ -33,7 +33,7 @@ def choose_attention(facts: Facts) -> dict[str, str]:
             continue
         chosen[field] = _first_choice(facts)
         logger.info(
-            "%s is %s: SGLang's default here, %s, does not read the pages of --hybrid-mem %s; legal: %s.",
+            "%s is %s: SGLang's default here, %s, does not read these pages of --hybrid-mem %s; legal: %s.",
             flag_of(field),
             chosen[field],
             default,

@@ -30,7 +30,8 @@ ATTENTION_BACKENDS = ["triton", "flashinfer", "fa3", "torch_native"]
 """Names of SGLang's registry that read our pages.  A plugin that registers a further backend there adds its
 name here, as it does to SGLang's own choices."""
 PAGE_TABLE_BACKENDS = ("fa3",)
-"""Compute a page id as slot // page size; S0's slots have gaps, a page there holds more rows than a block."""
+"""Compute a page id as slot // page size; S0's slots have gaps, a page there holds more rows than a block.
+Their tables of a captured decode step want a page size that is a power of two."""
 KV_DTYPES = {
     "auto": None,
     "bf16": torch.bfloat16,
@@ -126,15 +127,23 @@ def _conv_slots(facts: Facts) -> str | None:
     return f"--hybrid-conv-slots {value} is unknown; legal: {', '.join(CONV_SLOTS)}."
 
 
-def backends(mem: str) -> tuple[str, ...]:
-    """Attention backends that read this organization's pages."""
-    return tuple(name for name in ATTENTION_BACKENDS if mem != "S0" or name not in PAGE_TABLE_BACKENDS)
+def backends(facts: Facts) -> tuple[str, ...]:
+    """Attention backends that read the pages of this organization and grid, as far as the grid is known."""
+    tables = facts.mem != "S0" and not _odd_page(facts)
+    return tuple(name for name in ATTENTION_BACKENDS if tables or name not in PAGE_TABLE_BACKENDS)
+
+
+def _odd_page(facts: Facts) -> int | None:
+    """Tokens of a page, where they are no power of two."""
+    page = page_size_for(facts.mem, grid_or_default(facts.mem, facts.now("hybrid_grid")))
+    whole = isinstance(page, int) and page > 0
+    return page if whole and page & (page - 1) else None
 
 
 def _given_backend(field: str) -> Rule:
     def check(facts: Facts) -> str | None:
         value = facts.given(field)
-        if value in (None, *backends(facts.mem)):
+        if value in (None, *backends(facts)):
             return None
         return backend_sentence(flag_of(field), value, facts)
 
@@ -142,9 +151,15 @@ def _given_backend(field: str) -> Rule:
 
 
 def backend_sentence(flag: str, value: Any, facts: Facts) -> str:
+    page = _odd_page(facts)
+    if value in PAGE_TABLE_BACKENDS and facts.mem != "S0" and page:
+        return (
+            f"{flag} {value} is not supported with --hybrid-grid {page}: its page tables need a power of "
+            f"two; use --hybrid-grid {1 << page.bit_length()}, or one of {', '.join(backends(facts))}."
+        )
     return (
         f"{flag} {value} is not supported with --hybrid-mem {facts.mem}: it brings its own page layout; "
-        f"legal: {', '.join(backends(facts.mem))}."
+        f"legal: {', '.join(backends(facts))}."
     )
 
 

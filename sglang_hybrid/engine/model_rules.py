@@ -45,7 +45,7 @@ def _attention_backend(facts: Facts) -> str | None:
 
     prefill, decode = attention_backends_of(resolved_view(facts.record))
     for flag, value in (("--prefill-attention-backend", prefill), ("--decode-attention-backend", decode)):
-        if value not in backends(facts.mem):
+        if value not in backends(facts):
             return backend_sentence("--attention-backend" if prefill == decode else flag, value, facts)
     return None
 
@@ -128,7 +128,7 @@ def _final_page(facts: Facts) -> str | None:
         return None
     return (
         f"page size {page} was forced by another option, but --hybrid-mem {facts.mem} needs {ours}; "
-        f"choose --attention-backend among {', '.join(backends(facts.mem))}."
+        f"choose --attention-backend among {', '.join(backends(facts))}."
     )
 
 

@@ -131,12 +131,13 @@ def adapt(server_args: Any, previous: Step) -> None:
 
         facts = rules.Facts(server_args)
         refusals.refuse_model(facts)
-        declared: dict[str, Any] = dict(choose_attention(facts))
         if facts.given("page_size") is None:
             grid = facts.given("hybrid_grid") or _default_grid(facts)
             # A model's override may have set the page that its own default backend wants.
-            declared |= {"hybrid_grid": grid, "page_size": page_size_for(facts.mem, grid)}
-        declare_resolution(server_args, SOURCE, **declared)
+            page = page_size_for(facts.mem, grid)
+            declare_resolution(server_args, SOURCE, hybrid_grid=grid, page_size=page)
+        # Not every backend reads every page.
+        declare_resolution(server_args, SOURCE, **choose_attention(facts))
     previous(server_args)
 
 
