@@ -21,8 +21,10 @@ pytest.importorskip("sglang")
 from sglang_hybrid.engine.page_maps import PageMapMetadata
 from sglang_hybrid.engine.requests import GridRequests, PageMaps
 from sglang_hybrid.engine.tokens import GridTokens
+from sglang_hybrid.engine.unit_tails import UnitTails
 from sglang_hybrid.kernels import Segments, upload
 from sglang_hybrid.kernels.samples import SAMPLES
+from sglang_hybrid.pools.leftovers import Leftovers
 
 GRID, UNIT = 512, 256
 MOST_COPIES, MOST_OPERATIONS = 2, 30
@@ -94,16 +96,26 @@ def checkpoint(number: int) -> Any:
 
 
 class Batch:
-    """Requests in rows 1, 2, ..., that extend from `begins` by `lengths`, with units up to their begins."""
+    """Requests in rows 1, 2, ..., that extend from `begins` by `lengths`, with units up to their begins.
+
+    Every unit that they get held a state before: its rows behind the tokens have to be cleared.
+    """
 
     def __init__(self, lengths: tuple[int, ...], begins: tuple[int, ...]) -> None:
         self.lengths, self.begins = lengths, begins
         self.rows = list(range(1, len(lengths) + 1))
         units = iter(range(1, 10**6))
+        leftovers = Leftovers()
+
+        def allocate_units(count: int) -> list[int]:
+            fresh = [next(units) for _ in range(count)]
+            leftovers.became_state(fresh)
+            leftovers.became_unit(fresh)
+            return fresh
+
         organization: Any = SimpleNamespace(
             grid=GRID, unit_tokens=UNIT, slots_per_unit=UNIT, token_capacity=lambda: 10**6,
-            allocate_units=lambda count: [next(units) for _ in range(count)],
-            units_free=lambda: 10**4, units_allocated=0,
+            allocate_units=allocate_units, units_free=lambda: 10**4, units_allocated=0, leftovers=leftovers,
         )  # fmt: skip
         self.states = [
             SimpleNamespace(
@@ -115,6 +127,9 @@ class Batch:
         ]  # fmt: skip
         self.requests = object.__new__(GridRequests)
         self.requests.organization = organization
+        self.requests.tails = object.__new__(UnitTails)
+        self.requests.tails.organization, self.requests.tails.poison = organization, None
+        self.requests.tails.table, self.requests.tails.row_bytes = None, 64
         self.requests.maps = PageMaps(len(lengths) + 1, 2, "cpu")
         self.requests.state = lambda row: self.states[row - 1]
         self.requests._forked, self.requests._unwritten = set(), set()
@@ -132,8 +147,17 @@ class Batch:
         self.tokens.connect(SimpleNamespace(lifetime=SimpleNamespace(make_room=lambda need: True)))
         self.backend: Any = object.__new__(PageMapMetadata)
         self.backend.requests, self.backend.device = self.requests, "cuda"
+        self.cleared: list[tuple[int, int]] = []
+        self.backend.route = SimpleNamespace(fill_rows=self.fill_rows)
         self.backend._static = self.backend._buffers(len(lengths) + 1)
         self.tokens.device = self.requests.maps.device = "cuda"
+
+    def fill_rows(self, table: Any, runs: Any, row_bytes: int, fill: str, placed: Any = None) -> None:
+        """As Triton's does: one launch over numbers that are on the device."""
+        if placed is None:
+            placed = upload(torch.tensor(runs), "cuda")
+        assert placed.flatten().tolist() == [number for run in runs for number in run]
+        self.cleared += runs
 
     def extend(self) -> tuple[torch.Tensor, Any]:
         """What SGLang calls for an extend batch, in its order: slots, states, metadata."""
@@ -179,6 +203,9 @@ def test_an_extend_batch_is_two_copies_that_nothing_waits_for(name: str) -> None
     inputs = 5  # what `extend` itself makes of host lists
     assert copies.made and len(copies.made) <= MOST_COPIES
     assert all(pinned and not waits for pinned, waits in copies.made)
+    spans = [(begin, begin + length) for begin, length in zip(batch.begins, batch.lengths, strict=True)]
+    tails = [end for begin, end in spans if end % UNIT and -(-end // UNIT) > -(-begin // UNIT)]
+    assert len(batch.cleared) == len(tails)
     assert len(copies.operations) - inputs <= MOST_OPERATIONS, copies.operations
     want: list[int] = []
     for state, begin, length in zip(batch.states, batch.begins, batch.lengths, strict=True):
@@ -197,7 +224,7 @@ def test_a_decode_step_waits_for_no_copy() -> None:
         batch.extend()
     with counting() as copies:
         slots = batch.decode(torch.tensor([101, 257, 513]), torch.tensor([1000, 2000, 3000]))
-    assert copies.made == [(True, False)] * 2
+    assert copies.made == [(True, False)] * 3  # slots, what to clear, maps
     assert slots[0] == 1001 and slots[1] % UNIT == slots[2] % UNIT == 0
     maps = batch.backend.forward_metadata
     # Settled, unchanged, and a fork: what it reads is what `begin` left it.

@@ -46,7 +46,7 @@ def test_sources_and_destinations_of_a_prefill() -> None:
     requests.state = states.__getitem__
     backend: Any = object.__new__(PageMapMetadata)
     backend.requests, backend.device = requests, "cpu"
-    backend.route, requests.tails = None, SimpleNamespace(clear=lambda route: None)
+    backend.route, requests.tails = None, SimpleNamespace(due=lambda route: [])
     backend.init_forward_metadata(
         SimpleNamespace(
             forward_mode=SimpleNamespace(is_decode_or_idle=lambda: False),

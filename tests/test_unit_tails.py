@@ -54,6 +54,10 @@ class World:
         for checkpoint in taken:
             self.organization.release(checkpoint)
 
+    def begin(self, route: Route) -> None:
+        """What metadata preparation does."""
+        self.tails.clear(route, self.tails.due(route))
+
     def take(self, count: int) -> list[int]:
         units = self.organization.allocate_units(count)
         assert units is not None
@@ -89,7 +93,7 @@ def test_state_bits_make_attention_nan_and_cleared_ones_do_not(
         for unit in units:
             world.organization.leftovers.will_write(unit, WRITTEN)
         if clear:
-            world.tails.clear(TORCH)
+            world.begin(TORCH)
         spoiled.append(sum(not world.attention(unit, WRITTEN).isfinite().all() for unit in units))
     assert spoiled[0] and not spoiled[1]
 
@@ -107,7 +111,7 @@ def test_only_the_rows_behind_the_tokens_are_cleared(name: str) -> None:
     first = unit * world.organization.slots_per_unit
     for buffer in want:
         buffer[(first + WRITTEN) * row_bytes : (first + GRID) * row_bytes] = 0
-    world.tails.clear(TORCH)
+    world.begin(TORCH)
     for buffer, expected in zip(world.arenas.kv_buffers, want, strict=True):
         assert torch.equal(buffer, expected)
 
@@ -119,13 +123,13 @@ def test_units_that_held_kv_cost_nothing(name: str) -> None:
     world = World(name)
     world.churn()
     launches = []
-    route = Route("counts", {"fill_rows": lambda table, runs, row_bytes, fill: launches.append(list(runs))})
+    route = Route("counts", {"fill_rows": lambda table, runs, *rest: launches.append(list(runs))})
     units = world.take(2)
-    world.tails.clear(route)
+    world.begin(route)
     world.organization.release_units(units)
     assert sorted(world.take(2)) == sorted(units)
-    world.tails.clear(route)
-    world.tails.clear(route)
+    world.begin(route)
+    world.begin(route)
     stride, size = world.organization.slots_per_unit, world.organization.unit_tokens
     assert launches == ([] if name == "D0" else [[(unit * stride, size) for unit in units]])
 
@@ -180,11 +184,11 @@ def test_poison_waits_for_the_next_forward() -> None:
     freed KV is finite and loud, and what was handed out again meanwhile is cleared after that."""
     world = World("S1")
     world.tails.poison = Poison(world.organization, world.arenas)
-    world.tails.clear(TORCH)
+    world.begin(TORCH)
     (unit,) = world.take(1)
     checkpoint = world.organization.allocate_checkpoint()
     assert checkpoint is not None
-    world.tails.clear(TORCH)
+    world.begin(TORCH)
     for rows in world.rows(unit):
         rows.fill_(1)
     before = [buffer.clone() for buffer in world.arenas.kv_buffers]
@@ -193,7 +197,7 @@ def test_poison_waits_for_the_next_forward() -> None:
     again = world.take(2)
     assert set(again) & {unit} and set(again) & set(checkpoint.pages)
     assert all(map(torch.equal, world.arenas.kv_buffers, before))
-    world.tails.clear(TORCH)
+    world.begin(TORCH)
     for page in checkpoint.pages:
         for rows in world.rows(page):
             assert rows.eq(0).all() if page in again else rows.isnan().all()

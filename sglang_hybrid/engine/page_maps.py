@@ -15,7 +15,7 @@ from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang_hybrid import kernels
 from sglang_hybrid.engine.args import settings
 from sglang_hybrid.engine.requests import GridRequests
-from sglang_hybrid.kernels import Segments
+from sglang_hybrid.kernels import Runs, Segments
 from sglang_hybrid.pools.organization import Checkpoint
 from sglang_hybrid.pools.views import ConvView, StateView
 
@@ -72,11 +72,12 @@ class PageMapMetadata:
     # -- metadata ---------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        self.requests.tails.clear(self.route)
+        runs = self.requests.tails.due(self.route)
         if forward_batch.forward_mode.is_decode_or_idle():
+            self.requests.tails.clear(self.route, runs)
             self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices)
         else:
-            self.forward_metadata = self._extend_maps(forward_batch)
+            self.forward_metadata = self._extend_maps(forward_batch, runs)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Before capture: a padded batch may have more rows than there are requests."""
@@ -84,7 +85,7 @@ class PageMapMetadata:
             self._static = self._buffers(max_bs)
 
     def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool = False) -> None:
-        self.requests.tails.clear(self.route)
+        self.requests.tails.clear(self.route, self.requests.tails.due(self.route))
         self.forward_metadata = self._decode_maps(forward_batch.req_pool_indices)
 
     def shared_read_ends(self, fm: Any) -> SharedReadEnds:
@@ -107,7 +108,8 @@ class PageMapMetadata:
             torch.index_select(table, 0, rows, out=view)
         return views
 
-    def _extend_maps(self, forward_batch: ForwardBatch) -> ExtendMaps:
+    def _extend_maps(self, forward_batch: ForwardBatch, runs: Runs = ()) -> ExtendMaps:
+        """`runs` are rows to clear: what says where they are comes to the device in the same copy."""
         requests, maps = self.requests, self.requests.maps
         begins, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
         rows = forward_batch.req_pool_indices_cpu
@@ -124,7 +126,9 @@ class PageMapMetadata:
         # A boundary that found no memory has no destination: its emission goes nowhere.
         targets = [planned[seq].get(end) for seq, end in cut.emissions]
         columns = [column for one in (*sources, *targets) for column in maps.columns(one)]
-        segments, (packed,) = cut.on(self.device, columns)
+        segments, (packed, placed) = cut.on(self.device, columns, [bound for run in runs for bound in run])
+        if runs:
+            requests.tails.clear(self.route, runs, placed)
         packed = packed.to(torch.int32).view(-1, maps.members + 1)
         src, dst = torch.split(packed, [len(sources), len(targets)])
         return ExtendMaps(segments, src[:, :-1], src[:, -1], dst[:, :-1], dst[:, -1])

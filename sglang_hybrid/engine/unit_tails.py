@@ -7,7 +7,9 @@ which prepares the next batch while a forward runs, a page that was freed meanwh
 
 from __future__ import annotations
 
-from sglang_hybrid.kernels import ArenaTable, Route
+import torch
+
+from sglang_hybrid.kernels import ArenaTable, Route, Runs
 from sglang_hybrid.pools.arena import Arenas
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.pools.shared import PackedConv
@@ -22,15 +24,18 @@ class UnitTails:
         self.row_bytes = organization.model.kv_row_bytes
         self.table = ArenaTable(arenas.kv_buffers)
 
-    def clear(self, route: Route) -> None:
-        """One launch over all arenas where a unit of this forward was a state's, nothing otherwise."""
+    def due(self, route: Route) -> Runs:
+        """Rows that `clear` has to be called for before the forward that begins now."""
         if self.poison is not None:
             self.poison.spread(route)
+        stride, end = self.organization.slots_per_unit, self.organization.unit_tokens
         due = self.organization.leftovers.take()
-        if due:
-            stride, end = self.organization.slots_per_unit, self.organization.unit_tokens
-            runs = [(unit * stride + first, end - first) for unit, first in due.items() if first < end]
-            route.fill_rows(self.table, runs, self.row_bytes, "zero")
+        return [(unit * stride + first, end - first) for unit, first in due.items() if first < end]
+
+    def clear(self, route: Route, runs: Runs, placed: torch.Tensor | None = None) -> None:
+        """One launch over all arenas, if a unit of this forward was a state's; `placed` as in `fill_rows`."""
+        if runs:
+            route.fill_rows(self.table, runs, self.row_bytes, "zero", placed)
 
 
 class Poison:

@@ -22,7 +22,7 @@ from sglang_hybrid.kernels.dispatch import ROUTES, Route, choose, why_not
 from sglang_hybrid.kernels.paged_conv import paged_conv
 from sglang_hybrid.kernels.paged_delta_scan import paged_delta_scan
 from sglang_hybrid.kernels.paged_scan import paged_scan
-from sglang_hybrid.kernels.row_fill import fill_rows
+from sglang_hybrid.kernels.row_fill import Runs, fill_rows
 from sglang_hybrid.kernels.segments import Segments, choose_chunk, cut_segments, plan_segments
 from sglang_hybrid.kernels.ssd_scan import ssd_scan
 from sglang_hybrid.kernels.state_io import (
@@ -42,6 +42,7 @@ __all__ = [
     "DeltaInputs",
     "KernelError",
     "Route",
+    "Runs",
     "Segments",
     "causal_conv",
     "choose",

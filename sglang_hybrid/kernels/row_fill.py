@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from sglang_hybrid.kernels.checkpoint_io import FILLS, ArenaTable, need_fill
 from sglang_hybrid.kernels.checks import KernelError
 
@@ -23,8 +25,14 @@ def check_runs(target: ArenaTable, runs: Runs, row_bytes: int, fill: str) -> Non
             raise KernelError(f"{count} rows from row {first} are filled, but an arena has {rows} rows")
 
 
-def fill_rows(target: ArenaTable, runs: Runs, row_bytes: int, fill: str) -> None:
-    """Fill these rows of all arenas; runs do not overlap.  `fill` is a key of `FILLS`."""
+def fill_rows(
+    target: ArenaTable, runs: Runs, row_bytes: int, fill: str, placed: torch.Tensor | None = None
+) -> None:
+    """Fill these rows of all arenas; runs do not overlap.  `fill` is a key of `FILLS`.
+
+    `placed`: the runs' numbers in order, int64 on the arenas' device, for a caller that brought them there
+    with others.
+    """
     check_runs(target, runs, row_bytes, fill)
     for first, count in runs:
         for arena in target.buffers:

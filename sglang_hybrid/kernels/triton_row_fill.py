@@ -58,10 +58,13 @@ def plan_fill(target: ArenaTable, runs: torch.Tensor, longest: int, row_bytes: i
     return Launch(fill_kernel, (chunks, runs.shape[0], len(target.buffers)), args, warps=4)
 
 
-def fill_rows(target: ArenaTable, runs: Runs, row_bytes: int, fill: str) -> None:
+def fill_rows(
+    target: ArenaTable, runs: Runs, row_bytes: int, fill: str, placed: torch.Tensor | None = None
+) -> None:
     """`row_fill.fill_rows` as one Triton launch."""
     check_runs(target, runs, row_bytes, fill)
     if runs:
         longest = max(count for _, count in runs)
-        placed = upload(torch.tensor(runs, dtype=torch.int64), target.bases.device)
-        plan_fill(target, placed, longest, row_bytes, fill).run()
+        if placed is None:
+            placed = upload(torch.tensor(runs, dtype=torch.int64), target.bases.device)
+        plan_fill(target, placed.view(-1, 2), longest, row_bytes, fill).run()

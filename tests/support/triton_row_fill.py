@@ -35,7 +35,9 @@ def fills(row_bytes: int, count: int, fill: str, device: str) -> None:
         for arena in want:
             for first, rows in RUNS:
                 arena[first * row_bytes : (first + rows) * row_bytes] = FILLS[fill]
-        route.fill_rows(ArenaTable(buffers), RUNS, row_bytes, fill)
+        numbers = [number for run in RUNS for number in run]
+        placed = torch.tensor(numbers, device=device) if count == 2 else None
+        route.fill_rows(ArenaTable(buffers), RUNS, row_bytes, fill, placed)
         for arena, expected in zip(buffers, want, strict=True):
             assert same_bytes(arena.cpu(), expected)
 
