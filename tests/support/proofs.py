@@ -8,6 +8,11 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/test_unit_tails.py",
         "tests/engine/test_unit_tails.py",
     ),
+    "Every KV dtype is stored as SGLang's kernels want it, and they read no row but a sequence's own.": (
+        "tests/test_kv_dtypes.py",
+        "tests/test_sglang_kernels.py",
+        "tests/engine/test_fp8.py",
+    ),
     "Decode by SGLang's graph runner over whole pages equals eager, padded, forked and retracted.": (
         "tests/test_recorded_graphs.py",
         "tests/engine/test_graphs.py",

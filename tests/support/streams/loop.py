@@ -163,7 +163,8 @@ class Loop:
         device = self.device
         read, done = Event(device), Event(device)
         if not self.edge(CLEARED):
-            self.requests.tails.clear(self.backend.route)
+            tails, route = self.requests.tails, self.backend.route
+            tails.clear(route, tails.due(route))
         with device.on(device.forward):
             if self.edge(FORWARD_WAITS):
                 device.forward.wait_stream(device.schedule)
