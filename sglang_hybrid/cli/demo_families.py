@@ -34,7 +34,8 @@ class DemoFamily:
     on_disk: tuple[tuple[str, str], ...] = ()
 
 
-def _common(shape: DemoShape) -> dict[str, Any]:
+def common_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields that all families have."""
     return {
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
@@ -68,7 +69,7 @@ def falcon_config(shape: DemoShape) -> dict[str, Any]:
             f"attention_every is {shape.attention_every}, but every layer of a Falcon-H1 is both: needs 0"
         )
     return (
-        _common(shape)
+        common_config(shape)
         | _mamba2(shape)
         | {
             "head_dim": shape.head_dim,
@@ -79,7 +80,8 @@ def falcon_config(shape: DemoShape) -> dict[str, Any]:
     )
 
 
-def _need_separate(shape: DemoShape, title: str) -> None:
+def need_separate(shape: DemoShape, title: str) -> None:
+    """Raise ValueError for a shape whose layers are both."""
     if not shape.attention_every:
         raise ValueError(
             f"attention_every is 0, but the layers of a {title} are attention or recurrent: needs 2 or more"
@@ -92,7 +94,7 @@ def granite_config(shape: DemoShape) -> dict[str, Any]:
     The defaults of the two differ, so all multipliers are given; they are 1, as far as attention
     lets them.  No positions, as in the public models.
     """
-    _need_separate(shape, "Granite-4")
+    need_separate(shape, "Granite-4")
     if shape.heads * shape.head_dim != shape.hidden or shape.ssm_width % shape.hidden:
         raise ValueError(
             f"a Granite-4 has heads x head_dim = hidden and SSM heads x SSM head dim a multiple of it, this "
@@ -100,7 +102,7 @@ def granite_config(shape: DemoShape) -> dict[str, Any]:
             f"{shape.ssm_head_dim}"
         )
     return (
-        _common(shape)
+        common_config(shape)
         | _mamba2(shape)
         | {
             "mamba_expand": shape.ssm_width // shape.hidden,
@@ -127,9 +129,9 @@ def qwen_config(shape: DemoShape) -> dict[str, Any]:
     transformers goes by `layer_types`, SGLang by `full_attention_interval`.  A recurrent head is a
     value head, a state row as long as a key.
     """
-    _need_separate(shape, "Qwen3.5")
+    need_separate(shape, "Qwen3.5")
     rotary = shape.head_dim // 4
-    return _common(shape) | {
+    return common_config(shape) | {
         "head_dim": shape.head_dim,
         "full_attention_interval": shape.attention_every,
         "layer_types": [

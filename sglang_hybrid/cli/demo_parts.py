@@ -60,6 +60,7 @@ def checkpoint(
     final_norm: str = "norm",
     unit_norm: float = 1.0,
     constant: float | None = None,
+    blocks: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """All weights of a model in fp32, named as transformers' class of the family names them.
 
@@ -67,6 +68,7 @@ def checkpoint(
     bytes) never win: the model does not stop by itself, and what it says is text that encodes back to the
     same ids.  `logit_std` spreads the logits of the others; it decides how far apart first and second are.
     `unit_norm`: the weight of a norm that changes nothing.  `constant`: first channel of every embedding.
+    `blocks`: layers by their count in the checkpoint, where that is not `shape.layers`.
     """
     generator = torch.Generator().manual_seed(seed)
     head = normal((shape.vocab, shape.hidden), logit_std / math.sqrt(shape.hidden), generator)
@@ -79,6 +81,6 @@ def checkpoint(
         f"model.{final_norm}.weight": torch.full((shape.hidden,), unit_norm),
         "lm_head.weight": head,
     }
-    for layer in range(shape.layers):
+    for layer in range(blocks or shape.layers):
         weights |= prefixed(f"model.layers.{layer}", layer_weights(shape, layer, generator))
     return weights

@@ -25,7 +25,7 @@ from sglang_hybrid.cli.demo_parts import (
 from sglang_hybrid.cli.demo_shape import DemoShape
 
 
-def _mamba(shape: DemoShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def mamba(shape: DemoShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Weights of one recurrent mixer, named as in the checkpoint."""
     fan_in = 1 / math.sqrt(shape.hidden)
     bc = shape.ssm_groups * shape.ssm_state
@@ -57,7 +57,7 @@ def falcon_layer(shape: DemoShape, layer: int, generator: torch.Generator) -> di
         }
         | prefixed("self_attn", attention(shape, generator))
         | prefixed("feed_forward", mlp(shape, generator))
-        | prefixed("mamba", _mamba(shape, generator))
+        | prefixed("mamba", mamba(shape, generator))
     )
 
 
@@ -66,7 +66,7 @@ def granite_layer(shape: DemoShape, layer: int, generator: torch.Generator) -> d
     if shape.attention[layer]:
         mixer = prefixed("self_attn", attention(shape, generator))
     else:
-        mixer = prefixed("mamba", _mamba(shape, generator))
+        mixer = prefixed("mamba", mamba(shape, generator))
     ffn = mlp(shape, generator)
     return mixer | {
         "input_layernorm.weight": torch.ones(shape.hidden),

@@ -77,6 +77,7 @@ def hybrid_shape(config: dict[str, Any], where: str) -> HybridShape:
 
 
 _DEMO = "sglang_hybrid.cli.demo_families:"
+_MOE = "sglang_hybrid.cli.demo_moe:"
 
 for _family in (
     Family(
@@ -94,7 +95,27 @@ for _family in (
         ("GraniteMoeHybridForCausalLM",),
         _DEMO + "GRANITE_4",
     ),
-    Family("nemotron-h", ("nemotron_h",), readers.nemotron_h),
+    Family(
+        "granite-4-moe",
+        ("granitemoehybrid",),
+        readers.granite,
+        ("GraniteMoeHybridForCausalLM",),
+        _MOE + "GRANITE_4_MOE",
+    ),
+    Family(
+        "nemotron-h",
+        ("nemotron_h",),
+        readers.nemotron_h,
+        ("NemotronHForCausalLM",),
+        _MOE + "NEMOTRON_H",
+    ),
+    Family(
+        "nemotron-h-moe",
+        ("nemotron_h",),
+        readers.nemotron_h,
+        ("NemotronHForCausalLM",),
+        _MOE + "NEMOTRON_H_MOE",
+    ),
     Family(
         "qwen3.5",
         ("qwen3_5", "qwen3_5_text"),
@@ -102,8 +123,20 @@ for _family in (
         ("Qwen3_5ForCausalLM",),
         _DEMO + "QWEN3_5",
     ),
-    Family("qwen3.5-moe", ("qwen3_5_moe", "qwen3_5_moe_text"), readers.gated_delta),
-    Family("qwen3-next", ("qwen3_next",), readers.gated_delta),
+    Family(
+        "qwen3.5-moe",
+        ("qwen3_5_moe", "qwen3_5_moe_text"),
+        readers.gated_delta,
+        ("Qwen3_5MoeForCausalLM",),
+        _MOE + "QWEN3_5_MOE",
+    ),
+    Family(
+        "qwen3-next",
+        ("qwen3_next",),
+        readers.gated_delta,
+        ("Qwen3NextForCausalLM",),
+        _MOE + "QWEN3_NEXT",
+    ),
     Family(
         "kimi-linear",
         ("kimi_linear",),

@@ -15,7 +15,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_hybrid.platforms import gdn_ops, host_memory, kda_ops, snapshot_ops, stock_ops
+from sglang_hybrid.platforms import gdn_ops, host_memory, kda_ops, moe_ops, snapshot_ops, stock_ops
 
 TRITON_LORA = "csgmv"
 """SGLang's default for `--lora-backend`, a Triton kernel."""
@@ -96,6 +96,7 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         kda_ops.install()
         snapshot_ops.install()
         host_memory.install()
+        moe_ops.install()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Defaults for whatever the user left open (`handle_platform_defaults` declares them).
