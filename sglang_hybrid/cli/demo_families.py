@@ -197,13 +197,13 @@ def kimi_config(shape: DemoShape) -> dict[str, Any]:
 def lfm2_config(shape: DemoShape) -> dict[str, Any]:
     """Fields of `Lfm2Config` of transformers and of SGLang.  A short convolution has as many channels as the
     residual stream; there is no other recurrent state, so the fields of one are not used."""
-    _need_separate(shape, "Liquid LFM2")
+    need_separate(shape, "Liquid LFM2")
     if shape.heads * shape.head_dim != shape.hidden:
         raise ValueError(
             f"an LFM2 has heads x head_dim = hidden, this one {shape.heads} x {shape.head_dim} and "
             f"{shape.hidden}"
         )
-    return _common(shape) | {
+    return common_config(shape) | {
         "layer_types": ["full_attention" if attention else "conv" for attention in shape.attention],
         "conv_L_cache": shape.conv_width,
         "conv_bias": False,

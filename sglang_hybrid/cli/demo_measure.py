@@ -53,9 +53,8 @@ def _recurrent(cache: Any) -> tuple[int, list[torch.Tensor]]:
     """(tokens that a state reaches back, states): of recurrent layers, else of short convolutions."""
     layers = [layer for layer in cache.layers if hasattr(layer, "recurrent_states")]
     states = [layer.recurrent_states[0] for layer in layers]
-    if all(state is None for state in states):
-        return 1, [layer.conv_states[0] for layer in layers]
-    return DISTANCE, states
+    kept = [state for state in states if state is not None]  # an MLP or expert block of its own keeps none
+    return (DISTANCE, kept) if kept else (1, [layer.conv_states[0] for layer in layers])
 
 
 def _prefill(model: Any, prompts: torch.Tensor) -> Any:
@@ -87,12 +86,13 @@ def measure(directory: str, prompts: int = 8, seed: int = 0) -> DemoReport:
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, model.config.vocab_size, (prompts, DISTANCE + 1), generator=generator)
+    vocab = model.config.get_text_config().vocab_size
+    ids = torch.randint(5, vocab, (prompts, DISTANCE + 1), generator=generator)
     right = _prefill(model, ids[:, :DISTANCE])
     reach, _ = _recurrent(right)
     other, changed = ids.clone(), DISTANCE - reach
     step = 1 + ids[:, changed + 1] % 100
-    other[:, changed] = 5 + (ids[:, changed] - 5 + step) % (model.config.vocab_size - 5)
+    other[:, changed] = 5 + (ids[:, changed] - 5 + step) % (vocab - 5)
     swapped, zeroed = copy.deepcopy(right), copy.deepcopy(right)
     foreign = _prefill(model, other[:, :DISTANCE])
     for mine, theirs in zip(_recurrent(swapped)[1], _recurrent(foreign)[1], strict=True):

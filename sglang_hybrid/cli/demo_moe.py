@@ -61,6 +61,49 @@ def qwen_next_config(shape: DemoShape) -> dict[str, Any]:
     return config
 
 
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 16,
+    "in_channels": 3,
+    "deepstack_visual_indexes": [],
+    "hidden_act": "gelu_pytorch_tanh",
+}
+"""The picture half of a demo model; `out_hidden_size` is the width of its language model."""
+
+
+def _vision(text: dict[str, Any], model_type: str) -> dict[str, Any]:
+    """A config whose language model is nested in `text_config`, as of the public Qwen3.5 checkpoints.
+
+    The four last ids of the vocabulary stand around and for pictures and videos.
+    """
+    last = text["vocab_size"]
+    return {
+        "text_config": text | {"model_type": f"{model_type}_text", "dtype": "float32"},
+        "vision_config": VISION | {"model_type": model_type, "out_hidden_size": text["hidden_size"]},
+        "vision_start_token_id": last - 4,
+        "vision_end_token_id": last - 3,
+        "image_token_id": last - 2,
+        "video_token_id": last - 1,
+        "tie_word_embeddings": False,
+    }
+
+
+def qwen_vl_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `Qwen3_5Config` of transformers and of SGLang."""
+    return _vision(qwen_config(shape), "qwen3_5")
+
+
+def qwen_vl_moe_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of `Qwen3_5MoeConfig` of transformers and of SGLang."""
+    return _vision(qwen_moe_config(shape), "qwen3_5_moe")
+
+
 BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -116,6 +159,20 @@ QWEN3_5_MOE = DemoFamily(
     QWEN3_5.shape,
     qwen_moe_config,
     _WEIGHTS + "qwen_moe_weights",
+)
+QWEN3_5_VL = DemoFamily(
+    "Qwen3_5ForConditionalGeneration",
+    "qwen3_5",
+    QWEN3_5.shape,
+    qwen_vl_config,
+    _WEIGHTS + "qwen_vl_weights",
+)
+QWEN3_5_VL_MOE = DemoFamily(
+    "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_moe",
+    QWEN3_5.shape,
+    qwen_vl_moe_config,
+    _WEIGHTS + "qwen_vl_moe_weights",
 )
 QWEN3_NEXT = DemoFamily(
     "Qwen3NextForCausalLM",

@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from sglang_hybrid.cli.demo_gdn import CONSTANT, qwen_layer
-from sglang_hybrid.cli.demo_moe import EXPERTS
+from sglang_hybrid.cli.demo_gdn import CONSTANT, qwen_layer, qwen_weights
+from sglang_hybrid.cli.demo_moe import EXPERTS, VISION
 from sglang_hybrid.cli.demo_parts import attention, checkpoint, mlp, normal, prefixed
 from sglang_hybrid.cli.demo_shape import DemoShape
 from sglang_hybrid.cli.demo_weights import granite_layer, mamba
@@ -19,6 +19,9 @@ from sglang_hybrid.cli.demo_weights import granite_layer, mamba
 Weights = dict[str, torch.Tensor]
 
 ROUTER_SPREAD = 4.0
+
+MARKS = 4
+"""Last ids of the vocabulary that stand around and for pictures."""
 
 
 def _experts(shape: DemoShape, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,6 +132,60 @@ def granite_moe_weights(shape: DemoShape, seed: int, silent: int, logit_std: flo
 def qwen_moe_weights(shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0) -> Weights:
     """All weights of a Qwen3.5 with experts; see `checkpoint`."""
     return checkpoint(shape, qwen_moe_layer, seed, silent, logit_std, unit_norm=0.0, constant=CONSTANT)
+
+
+def _vision(shape: DemoShape, seed: int) -> Weights:
+    """The picture half, named as in the checkpoint."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    width, inner, patch = (int(VISION[name]) for name in ("hidden_size", "intermediate_size", "patch_size"))
+    merged = width * int(VISION["spatial_merge_size"]) ** 2
+    pixels = (int(VISION["in_channels"]), int(VISION["temporal_patch_size"]), patch, patch)
+
+    def linear(name: str, out: int, size: int) -> Weights:
+        weight = normal((out, size), 1 / math.sqrt(size), generator)
+        return {f"{name}.weight": weight, f"{name}.bias": torch.zeros(out)}
+
+    def norm(name: str) -> Weights:
+        return {f"{name}.weight": torch.ones(width), f"{name}.bias": torch.zeros(width)}
+
+    weights = {
+        "patch_embed.proj.weight": normal((width, *pixels), 1 / math.sqrt(math.prod(pixels)), generator),
+        "patch_embed.proj.bias": torch.zeros(width),
+        "pos_embed.weight": normal((int(VISION["num_position_embeddings"]), width), 0.5, generator),
+    }
+    for block in range(int(VISION["depth"])):
+        weights |= prefixed(
+            f"blocks.{block}",
+            norm("norm1")
+            | norm("norm2")
+            | linear("attn.qkv", 3 * width, width)
+            | linear("attn.proj", width, width)
+            | linear("mlp.linear_fc1", inner, width)
+            | linear("mlp.linear_fc2", width, inner),
+        )
+    weights |= norm("merger.norm") | linear("merger.linear_fc1", merged, merged)
+    return weights | linear("merger.linear_fc2", shape.hidden, merged)
+
+
+def _with_vision(text: Weights, shape: DemoShape, seed: int) -> Weights:
+    """A language model's weights under the names that they have beside a picture half, and that half."""
+    inner = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in text.items()}
+    return inner | prefixed("model.visual", _vision(shape, seed))
+
+
+def qwen_vl_weights(shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0) -> Weights:
+    """All weights of a Qwen3.5 with a picture half; see `checkpoint`.  Its marks are never said."""
+    return _with_vision(_unsaid_marks(qwen_weights(shape, seed, silent, logit_std)), shape, seed)
+
+
+def qwen_vl_moe_weights(shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0) -> Weights:
+    """The same with experts."""
+    return _with_vision(_unsaid_marks(qwen_moe_weights(shape, seed, silent, logit_std)), shape, seed)
+
+
+def _unsaid_marks(weights: Weights) -> Weights:
+    weights["lm_head.weight"][-MARKS:] = 0
+    return weights
 
 
 def qwen_next_weights(shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0) -> Weights:

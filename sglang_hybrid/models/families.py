@@ -131,6 +131,20 @@ for _family in (
         _MOE + "QWEN3_5_MOE",
     ),
     Family(
+        "qwen3.5-vl",
+        ("qwen3_5", "qwen3_5_text"),
+        readers.gated_delta,
+        ("Qwen3_5ForConditionalGeneration",),
+        _MOE + "QWEN3_5_VL",
+    ),
+    Family(
+        "qwen3.5-vl-moe",
+        ("qwen3_5_moe", "qwen3_5_moe_text"),
+        readers.gated_delta,
+        ("Qwen3_5MoeForConditionalGeneration",),
+        _MOE + "QWEN3_5_VL_MOE",
+    ),
+    Family(
         "qwen3-next",
         ("qwen3_next",),
         readers.gated_delta,

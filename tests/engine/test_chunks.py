@@ -2,6 +2,7 @@
 
 import re
 
+from tests.support.configs import SAME_KINDS
 from tests.support.park import on
 from tests.support.tokens import T
 from tests.support.witness import Witness
@@ -18,6 +19,7 @@ CHUNKED = (
     "lfm2-s1",
     "kimi-s1",
     "kimi-s0",
+    *SAME_KINDS,
 )
 
 

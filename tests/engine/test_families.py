@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.configs import SAME_KINDS
 from tests.support.park import ServerPark, on
 from tests.support.tokens import T
 from tests.support.witness import Witness
@@ -10,7 +11,7 @@ from tests.support.witness import Witness
 TOKENS = 16
 
 
-@on("granite-s1", "qwen-s1", "lfm2-s2", "lfm2-s1", "kimi-s1")
+@on("granite-s1", "qwen-s1", "lfm2-s2", "lfm2-s1", "kimi-s1", *SAME_KINDS)
 @pytest.mark.parametrize("length", [100, 7])
 def test_stock_says_what_transformers_says(witness: Witness, park: ServerPark, length: int) -> None:
     """The cold reference itself, teacher-forced in fp32."""

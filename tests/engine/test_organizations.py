@@ -2,6 +2,7 @@
 
 import random
 
+from tests.support.configs import SAME_KINDS
 from tests.support.park import on
 from tests.support.tokens import T
 from tests.support.witness import Witness
@@ -11,7 +12,7 @@ FAMILIES = (
     *("lfm2-s2", "lfm2-s0", "lfm2-s1", "lfm2-d0"),
     *("kimi-s1", "kimi-s0", "kimi-s2", "kimi-d0"),
 )
-OTHERS = ("s0", "s2", "d0", *FAMILIES)
+OTHERS = ("s0", "s2", "d0", *FAMILIES, *SAME_KINDS)
 
 
 @on(*OTHERS)

@@ -12,6 +12,7 @@ FP32 = 4
 
 SSM_FIELDS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
+    ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
     ("linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim"),
 )
 """Heads of a recurrent layer, rows of a head, elements of a row: Mamba2, gated delta rule."""
@@ -32,7 +33,9 @@ class StateBytes:
     def of(cls, model_dir: Path) -> "StateBytes":
         """From config.json."""
         config = json.loads((model_dir / "config.json").read_text())
-        kinds = config.get("layer_types")
+        config = config.get("text_config", config)
+        blocks = config.get("layers_block_type") or ()
+        kinds = config.get("layer_types") or [one for one in blocks if one in ("mamba", "attention")]
         # Without kinds every layer has both halves.
         layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds or ())
         layers = layers if kinds else config["num_hidden_layers"]

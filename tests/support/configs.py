@@ -376,6 +376,35 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ("d0", 48, 32, ()),
             )
         ),
+        # Families of the same kinds of layers: each in one organization, in turn; the others are long.
+        *(
+            ServerConfig(
+                f"{model}-{name}",
+                organization=name.upper(),
+                grid=grid,
+                model=model,
+                memory=Memory(tokens=2048, spare=64),
+                chunk=chunk,
+                flags=flags,
+                env=env,
+                long=name != short,
+            )
+            for model, short in (
+                ("granite-4-moe", "s0"),
+                ("nemotron-h", ""),
+                ("nemotron-h-moe", "d0"),
+                ("qwen3.5-moe", "s2"),
+                ("qwen3.5-vl", ""),
+                ("qwen3.5-vl-moe", ""),
+                ("qwen3-next", ""),
+            )
+            for name, grid, chunk, flags, env in (
+                ("s0", 16, 48, (), RETRACT),
+                ("s1", 16, 48, ("--enable-mixed-chunk",), {}),
+                ("s2", 16, 256, (), RETRACT),
+                ("d0", 48, 32, (), {}),
+            )
+        ),
         # Exact mode with a state that loses bits, and faults to plant (test_exact.py).
         ServerConfig(
             "exact",
@@ -399,6 +428,13 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "kimi": {"family": "kimi-linear", "vocab": 512, "context": 4096},
     "lfm2": {"family": "lfm2", "vocab": 512, "context": 4096},
     "lfm2-moe": {"family": "lfm2-moe", "vocab": 512, "context": 4096},
+    **{
+        family: {"family": family, "vocab": 512, "context": 4096}
+        for family in (
+            *("granite-4-moe", "nemotron-h", "nemotron-h-moe"),
+            *("qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe", "qwen3-next"),
+        )
+    },
     "public": {},
     # The tiny model again, for a cold server of its own.
     "fp8": {"vocab": 512, "context": 4096},
@@ -407,3 +443,15 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "real-page": {"shape": FALCON_7B_LAYER, "vocab": 512, "context": 4096},
 }
 """Keyword arguments of `write_demo_model` for each model by name."""
+
+SAME_KINDS = tuple(
+    f"{model}-{name}"
+    for model in (
+        *("granite-4-moe", "nemotron-h", "nemotron-h-moe"),
+        *("qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe", "qwen3-next"),
+    )
+    for name in ("s0", "s1", "s2", "d0")
+)
+"""Configurations of families whose recurrent layers are of a kind that another family has."""
+RETRACTED = tuple(name for name in SAME_KINDS if CONFIGS[name].env)
+"""Those that are forced to retract."""
