@@ -146,7 +146,7 @@ def test_packing_says_why_it_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_default_grid_is_a_legal_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Two KV heads make pages of 512 KiB at grid 512, where a slot of 256 KiB is not packed."""
-    name = "nemotron-3-nano-30b-a3b"
+    name = "nemotron-3-nano-30b"
     costs = ask(name, capsys=capsys)["organizations"]
     assert {key: costs[key]["grid"] for key in ("S0", "S1", "S2")} == {"S0": 512, "S1": 512, "S2": 1024}
     # The same tokens in blocks of 1024.

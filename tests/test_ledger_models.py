@@ -27,7 +27,7 @@ FAMILIES_MD = {
     "qwen3.5-35b-a3b": (48, 2048, 30, 10, 2048),
     "nemotron-h-8b": (60, 4096, 24, 4, 4096),
     "nemotron-nano-9b-v2": (72, 5120, 27, 4, 4096),
-    "nemotron-3-nano-30b-a3b": (36, 2048, 23, 6, 1024),
+    "nemotron-3-nano-30b": (36, 2048, 23, 6, 1024),
     "granite-4.0-h-small": (49.5, 4096, 36, 4, 4096),
     "granite-4.0-h-tiny": (19.5, 1536, 36, 4, 2048),
     "kimi-linear-48b": (72, 2048, 20, 7, 1152),
@@ -72,8 +72,8 @@ def spelled(name: str, drop: str, **other: Any) -> dict[str, Any]:
             "lfm2-1.2b",
             spelled(
                 "lfm2-1.2b",
-                "full_attn_idxs",
-                layer_types=["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)],
+                "layer_types",
+                full_attn_idxs=[2, 5, 8, 10, 12, 14],
             ),
         ),
         (
@@ -120,7 +120,7 @@ def test_spellings_of_one_config(name: str, config: dict[str, Any]) -> None:
             json.dumps(spelled("kimi-linear-48b", "", linear_attn_config=3)),
             ("linear_attn_config 3", "section"),
         ),
-        (json.dumps(spelled("lfm2-1.2b", "", full_attn_idxs=[16])), ("layer 16", "last one is 15")),
+        (json.dumps(spelled("lfm2-1.2b", "layer_types", full_attn_idxs=[16])), ("layer 16", "last one is 15")),
     ],
 )
 def test_bad_configs_are_one_sentence(
@@ -143,6 +143,7 @@ SGLANG = {
     "kimi_linear": ("kimi_linear", "KimiLinearConfig"),
     "lfm2": ("lfm2", "Lfm2Config"),
     "lfm2_moe": ("lfm2_moe", "Lfm2MoeConfig"),
+    "bailing_hybrid": ("bailing_hybrid", "BailingHybridConfig"),
 }
 """Module of `sglang.srt.configs` and class of each family."""
 
@@ -152,11 +153,8 @@ SGLANG = {
 )
 def test_shapes_are_sglangs(name: str, tp: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shape(name).geometry(tp, kv_bytes=2, ssm_bytes=2, conv_bytes=2)
-    config = dict(PUBLIC[name].config)
+    config = dict(PUBLIC[name].config.get("text_config", PUBLIC[name].config))
     module, kind = SGLANG[config.pop("model_type")]
-    if "full_attn_idxs" in config:
-        attention, layers = config.pop("full_attn_idxs"), range(config["num_hidden_layers"])
-        config["layer_types"] = ["full_attention" if layer in attention else "conv" for layer in layers]
     theirs = importlib.import_module(f"sglang.srt.configs.{module}")
     # Qwen3.5 inherits its state from Qwen3-Next's module.
     owner = importlib.import_module("sglang.srt.configs.qwen3_next") if "qwen" in module else theirs

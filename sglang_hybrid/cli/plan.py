@@ -45,6 +45,15 @@ PARAMETERS = {
     "granite-4.0-h-micro": (3e9, 3e9),
     "granite-4.0-h-1b": (1.5e9, 1.5e9),
     "kimi-linear-48b": (48e9, 3e9),
+    # Active ones of Kimi-K3 and all of Ling: assumed.
+    "kimi-k3": (2.8e12, 50e9),
+    "ling-2.6-flash": (104e9, 7.4e9),
+    "ling-3.0-flash": (104e9, 7.4e9),
+    "qwen3-coder-next-80b": (80e9, 3e9),
+    "qwen3.8-2.4t": (2.4e12, 95e9),
+    "nemotron-3-nano-30b": (31.6e9, 3.6e9),
+    "nemotron-3-super-120b": (120e9, 12e9),
+    "granite-4.0-h-350m": (0.34e9, 0.34e9),
 }
 """Parameters, and those that compute on a token, where a model's name does not say them well enough."""
 

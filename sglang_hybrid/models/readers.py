@@ -147,6 +147,32 @@ def kimi_linear(fields: Fields) -> HybridShape:
     )
 
 
+def bailing_hybrid(fields: Fields) -> HybridShape:
+    """Ling: every `layer_group_size`-th layer is MLA; the others are KDA where the config has a short
+    convolution, else lightning attention, which keeps no window."""
+    count, step = fields.whole("num_hidden_layers"), fields.whole("layer_group_size", default=1)
+    heads = fields.whole("num_attention_heads")
+    dim = fields.whole("head_dim", default=0) or fields.whole("hidden_size") // heads
+    kda = fields.has("short_conv_kernel_size")
+    rope = 0 if fields.values.get("use_mla_nope") else fields.whole("qk_rope_head_dim", default=64)
+    attention = tuple(range(step - 1, count, step))
+    return HybridShape(
+        fields.family,
+        "kda" if kda else "lightning",
+        attention,
+        tuple(layer for layer in range(count) if layer not in attention),
+        heads,
+        1,
+        fields.whole("kv_lora_rank", default=512) + rope,
+        heads,
+        dim,
+        dim,
+        channels=3 * heads * dim if kda else 0,
+        taps=fields.whole("short_conv_kernel_size") - 1 if kda else 0,
+        latent=True,
+    )
+
+
 def lfm2(fields: Fields) -> HybridShape:
     """Short convolutions and attention: a checkpoint is its conv line."""
     if fields.has("layer_types"):
