@@ -120,7 +120,10 @@ def test_spellings_of_one_config(name: str, config: dict[str, Any]) -> None:
             json.dumps(spelled("kimi-linear-48b", "", linear_attn_config=3)),
             ("linear_attn_config 3", "section"),
         ),
-        (json.dumps(spelled("lfm2-1.2b", "layer_types", full_attn_idxs=[16])), ("layer 16", "last one is 15")),
+        (
+            json.dumps(spelled("lfm2-1.2b", "layer_types", full_attn_idxs=[16])),
+            ("layer 16", "last one is 15"),
+        ),
     ],
 )
 def test_bad_configs_are_one_sentence(

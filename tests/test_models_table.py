@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hybrid.cli import main as cli
+from sglang_hybrid.cli.main import main
 from sglang_hybrid.models.public import PUBLIC
 
 pytest.importorskip("sglang")
@@ -93,7 +93,7 @@ def test_the_command_prints_the_rows(
     from sglang_hybrid.cli import models
 
     monkeypatch.setattr(models, "rows", lambda: list(table.values()))
-    assert cli.main(["models", "--json"]) == 0
+    assert main(["models", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == list(table.values())
-    assert cli.main(["models"]) == 0
+    assert main(["models"]) == 0
     assert "qwen3.6-27b" in capsys.readouterr().out

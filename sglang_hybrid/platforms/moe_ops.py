@@ -113,16 +113,16 @@ def rms_norm_gated(
     return (normed * (torch.sigmoid(gate) if activation == "sigmoid" else silu(gate))).to(x.dtype)
 
 
-def _nemotron_experts(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`NemotronHMoE._forward_core_normal`, whose `torch.mm(out_dtype=)` a CPU does not have.
+_torch_mm = torch.mm
 
-    (routed experts, shared experts) of `[T, hidden]`.
-    """
-    logits = F.linear(hidden_states.float(), self.gate.weight.float())
-    shared = self.shared_experts(hidden_states) if self.shared_experts is not None else None
-    chosen = self.topk(hidden_states, logits)
-    inner = self._apply_fc1_latent_proj(hidden_states) if self.use_latent_moe else hidden_states
-    return self.experts(inner, chosen), shared
+
+def _mm(
+    a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None, **options: Any
+) -> torch.Tensor:
+    """`torch.mm`, whose `out_dtype` torch has on accelerators alone; Nemotron-H's router asks for it."""
+    if out_dtype is None:
+        return _torch_mm(a, b, **options)
+    return _torch_mm(a.to(out_dtype), b.to(out_dtype), **options)
 
 
 def _current_device() -> torch.device:
@@ -144,8 +144,6 @@ def install() -> None:
     `Qwen3GatedDeltaNet` asks torch's accelerator for its current device, which a build of torch for CUDA
     cannot answer on a machine without one; here every tensor is on the CPU.
     """
-    from sglang.srt.models.nemotron_h import NemotronHMoE
-
     replace_functions(REPLACEMENTS)
-    NemotronHMoE._forward_core_normal = _nemotron_experts
+    torch.mm = _mm
     torch.cuda.current_device = _current_device  # type: ignore[assignment]
