@@ -160,7 +160,7 @@ def kimi_config(shape: DemoShape) -> dict[str, Any]:
     transformers goes by `layer_types` and `mlp_layer_types`, SGLang by the lists of `linear_attn_config`,
     which count from 1, and by `first_k_dense_replace`.
     """
-    _need_separate(shape, "Kimi-Linear")
+    need_separate(shape, "Kimi-Linear")
     if shape.ssm_head_dim != shape.ssm_state or shape.kv_heads != shape.heads:
         raise ValueError(
             f"a Kimi-Linear has square states and no KV heads of its own, this one {shape.ssm_head_dim} x "
@@ -170,7 +170,7 @@ def kimi_config(shape: DemoShape) -> dict[str, Any]:
         kind: [i + 1 for i, attention in enumerate(shape.attention) if attention is kind]
         for kind in (True, False)
     }
-    return _common(shape) | {
+    return common_config(shape) | {
         "linear_attn_config": {
             "full_attn_layers": numbers[True],
             "kda_layers": numbers[False],

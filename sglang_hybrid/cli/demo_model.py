@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from sglang_hybrid.cli.demo_families import demo_family, demo_names
 from sglang_hybrid.cli.demo_shape import DemoShape
@@ -62,7 +63,7 @@ def write_demo_model(
     import torch
     import transformers
 
-    from sglang_hybrid.cli.demo_tokenizer import FIRST_NAMED, SPECIALS, build_tokenizer
+    from sglang_hybrid.cli.demo_tokenizer import FIRST_NAMED, MARKS, SPECIALS, build_tokenizer
 
     made = demo_family(family)
     if dtype not in ("float32", "bfloat16", "float16"):
@@ -86,7 +87,10 @@ def write_demo_model(
     # transformers leaves out what equals its own defaults, and SGLang's differ.
     file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config, indent=2, sort_keys=True) + "\n")
-    build_tokenizer(shape.vocab, shape.context).save_pretrained(path)
+    pictures = config.get("vision_config")
+    build_tokenizer(shape.vocab, shape.context, MARKS if pictures else ()).save_pretrained(path)
+    if pictures:
+        write_processor(path, pictures)
     return path
 
 
@@ -100,6 +104,24 @@ def _rename_weights(file: Path, names: Sequence[tuple[str, str]]) -> None:
             name = name.replace(old, new)
         renamed[name] = weight
     save_file(renamed, file, metadata={"format": "pt"})
+
+
+def write_processor(path: Path, vision: dict[str, Any]) -> None:
+    """What cuts pictures and videos into patches for a model that takes them: small ones, as they are."""
+    sizes = {
+        "patch_size": vision["patch_size"],
+        "temporal_patch_size": vision["temporal_patch_size"],
+        "merge_size": vision["spatial_merge_size"],
+        "size": {"shortest_edge": 32 * 32, "longest_edge": 512 * 512},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "processor_class": "Qwen3VLProcessor",
+    }
+    for file, kind in (
+        ("preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessorFast"}),
+        ("video_preprocessor_config.json", {"video_processor_type": "Qwen3VLVideoProcessor"}),
+    ):
+        (path / file).write_text(json.dumps(sizes | kind, indent=2) + "\n")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

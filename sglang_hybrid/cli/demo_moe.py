@@ -184,7 +184,7 @@ QWEN3_NEXT = DemoFamily(
 NEMOTRON_H = DemoFamily(
     "NemotronHForCausalLM",
     "nemotron_h",
-    replace(GRANITE_4.shape, ssm_groups=2),
+    GRANITE_4.shape,
     nemotron_config,
     _WEIGHTS + "nemotron_weights",
 )

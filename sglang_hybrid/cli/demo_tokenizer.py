@@ -21,6 +21,19 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""Last ids of a model that takes pictures."""
+
+PICTURE_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 def byte_names() -> list[str]:
     """The printable character that byte-level tokenizers write for each byte value, 0 to 255.
@@ -39,12 +52,13 @@ def byte_names() -> list[str]:
     return names
 
 
-def build_tokenizer(vocab: int, context: int) -> Any:
-    """A `transformers.PreTrainedTokenizerFast` of exactly `vocab` ids."""
+def build_tokenizer(vocab: int, context: int, marks: tuple[str, ...] = ()) -> Any:
+    """A `transformers.PreTrainedTokenizerFast` of exactly `vocab` ids, the last of them `marks`."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    names = [*SPECIALS, *byte_names(), *(f"<{index}>" for index in range(FIRST_NAMED, vocab))]
+    named = range(FIRST_NAMED, vocab - len(marks))
+    names = [*SPECIALS, *byte_names(), *(f"<{index}>" for index in named), *marks]
     # No merges: a piece of text is either a whole name or single bytes.
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -54,15 +68,16 @@ def build_tokenizer(vocab: int, context: int) -> Any:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    specials = (*SPECIALS, *marks)
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=SPECIALS[0],
         bos_token=SPECIALS[1],
         eos_token=SPECIALS[2],
-        additional_special_tokens=list(SPECIALS[3:]),
+        additional_special_tokens=list(specials[3:]),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = PICTURE_TEMPLATE if marks else CHAT_TEMPLATE
     return fast

@@ -207,6 +207,7 @@ def granite(
         "num_attention_heads": attention_heads,
         "num_key_value_heads": kv_heads,
         "mamba_n_heads": heads,
+        "mamba_d_head": 2 * hidden // heads,
         "mamba_expand": 2,
         "mamba_d_state": 128,
         "mamba_n_groups": 1,
