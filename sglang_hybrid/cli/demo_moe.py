@@ -61,7 +61,7 @@ def qwen_next_config(shape: DemoShape) -> dict[str, Any]:
     return config
 
 
-VISION = {
+VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -77,7 +77,7 @@ def qwen_next_layer(shape: DemoShape, layer: int, generator: torch.Generator) ->
     if shape.attention[layer]:
         return weights
     keys = shape.ssm_groups * shape.ssm_state
-    q, k, v = weights.pop("linear_attn.in_proj_qkv.weight").split([keys, keys, shape.ssm_width])
+    q, k, v = torch.split(weights.pop("linear_attn.in_proj_qkv.weight"), [keys, keys, shape.ssm_width])
     z = weights.pop("linear_attn.in_proj_z.weight")
     b, a = (weights.pop(f"linear_attn.in_proj_{name}.weight") for name in "ba")
     return weights | {

@@ -145,5 +145,5 @@ def install() -> None:
     cannot answer on a machine without one; here every tensor is on the CPU.
     """
     replace_functions(REPLACEMENTS)
-    torch.mm = _mm
+    torch.mm = _mm  # type: ignore[assignment]
     torch.cuda.current_device = _current_device  # type: ignore[assignment]
