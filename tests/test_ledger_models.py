@@ -55,7 +55,7 @@ def test_a_directory_a_file_and_a_repository_are_models(
 
     file = tmp_path / "config.json"
     # A wrapper with a vision part: what counts is in its text_config.
-    file.write_text(json.dumps({"model_type": "qwen3_5", "text_config": PUBLIC["qwen3.5-9b"].config}))
+    file.write_text(json.dumps(PUBLIC["qwen3.5-9b"].config))
     known = geometry("qwen3.5-9b")
     for model in (str(tmp_path), str(file), "Qwen/Qwen3.5-9B"):
         assert geometry(model) == known
