@@ -133,7 +133,7 @@ def delta_layer() -> Any:
         layer_id=0, q_dim=MIXER.size, k_dim=MIXER.size, v_dim=MIXER.inner, num_q_heads=1, num_k_heads=1,
         num_v_heads=4, head_q_dim=MIXER.size, head_k_dim=MIXER.size, head_v_dim=MIXER.dim, bias=None,
         activation="silu", conv_weights=torch.rand(MIXER.channels, 4),
-        A_log=torch.rand(4), dt_bias=torch.rand(4),
+        A_log=torch.rand(4), dt_bias=torch.rand(4), lower_bound=None,
     )  # fmt: skip
 
 

@@ -22,7 +22,6 @@ EXACT = (*ON, "--hybrid-exact")
         ("--tp-size 2", "--tp-size 2", "--tp-size 1"),
         ("--attention-backend triton", "--attention-backend triton", "legal: torch_native"),
         ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype auto"),
-        ("--enable-torch-compile", "--enable-torch-compile", "leave it out"),
         ("--enable-lora --max-lora-rank 8 --lora-target-modules all", "--enable-lora", "leave it out"),
     ],
 )

@@ -146,6 +146,7 @@ def delta_layer(inputs: DeltaInputs) -> Any:
         layer_id=7, q_dim=keys, k_dim=keys, v_dim=values, num_q_heads=GROUPS, num_k_heads=GROUPS,
         num_v_heads=HEADS, head_q_dim=SIZE, head_k_dim=SIZE, head_v_dim=DIM, bias=None, activation=None,
         conv_weights=taps, A_log=inputs.a_log, dt_bias=inputs.dt_bias,
+        lower_bound=None,
     )  # fmt: skip
 
 

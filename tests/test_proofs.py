@@ -19,6 +19,6 @@ def test_a_proof_needs_a_test_that_passed_and_none_that_failed() -> None:
     streams, copies = "tests/test_streams.py::a", "tests/test_copies.py::b[x]"
     lines = report([(streams, "passed"), (copies, "passed"), (copies, "error"), ("tests/x.py::c", "passed")])
     assert [line.split(" (")[0] for line in lines] == [
-        "NOT PROVED", "NOT PROVED", "proved", "NOT PROVED", "NOT PROVED",
+        "NOT PROVED", "NOT PROVED", "NOT PROVED", "proved", "NOT PROVED", "NOT PROVED",
     ]  # fmt: skip
     assert "(1 tests passed, 1 failed)" in lines[-1]

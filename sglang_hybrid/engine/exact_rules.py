@@ -64,6 +64,5 @@ EXACT_RULES: tuple[Rule, ...] = (
     _need("quantization", (None,), "quantized products are not proven"),
     _need("kv_cache_dtype", ("auto", "bf16", "bfloat16"), "rounded KV is not proven"),
     _need("enable_lora", (None, False), "adapters are not proven"),
-    _need("enable_torch_compile", (False,), "a compiler may reorder sums"),
 )
 """Asked last, when the platform and all other choices are known."""

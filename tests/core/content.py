@@ -169,8 +169,12 @@ class Memory:
     def _poison_unit(self, unit: int) -> None:
         size = self.layout.kv_page_bytes // CELL_BYTES
         cells = slice(unit * size, (unit + 1) * size)
-        # By what lies there, not by what the organization knows of it.
-        self.kv[cells] = [POISON if min(self.kv[cells]) < CLEARED else LOUD] * size
+        # By what lies there, not by what the organization knows of it. Rows behind an S0 block's tokens keep the
+        # bits of an earlier state while the page holds KV; nobody addresses them.
+        tokens = self._span((unit,), 0, 0, self._unit_tokens)
+        found = POISON if min(self.kv[tokens]) < CLEARED else LOUD
+        self.kv[cells] = [POISON] * size
+        self.kv[tokens] = [found] * (tokens.stop - tokens.start)
 
     def _poison_state(self, page: int) -> None:
         size = self.layout.state_page_bytes // CELL_BYTES
