@@ -169,8 +169,8 @@ class Memory:
     def _poison_unit(self, unit: int) -> None:
         size = self.layout.kv_page_bytes // CELL_BYTES
         cells = slice(unit * size, (unit + 1) * size)
-        # By what lies there, not by what the organization knows of it. Rows behind an S0 block's tokens keep the
-        # bits of an earlier state while the page holds KV; nobody addresses them.
+        # By what lies there, not by what the organization knows of it. An S0 page that holds KV keeps bits of
+        # an earlier state behind its tokens; nobody addresses them.
         tokens = self._span((unit,), 0, 0, self._unit_tokens)
         found = POISON if min(self.kv[tokens]) < CLEARED else LOUD
         self.kv[cells] = [POISON] * size
