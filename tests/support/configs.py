@@ -209,6 +209,8 @@ CONFIGS: Mapping[str, ServerConfig] = {
             running=32,
             chunk=2048,
             context=16384,
+            # Whole pages of a context of 16,384 tokens take a CPU minutes a test.
+            attention="torch_native",
         ),
         # The other organizations likewise; D0 on the grid that it derives.
         ServerConfig("s0-ample", organization="S0", **OTHER),
@@ -219,6 +221,7 @@ CONFIGS: Mapping[str, ServerConfig] = {
             **{**OTHER, "grid": 64, "memory": Memory(tokens=8192, spare=128), "chunk": 800, "context": 8192},
             native_grid=True,
             share=0.4,
+            attention="torch_native",
         ),
         # Ample memory: hits follow the formula exactly.
         ServerConfig("g8"),
