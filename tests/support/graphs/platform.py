@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.platforms.interface import PlatformCapabilities
 
+from sglang_hybrid.platforms import cpu_platform
 from sglang_hybrid.platforms.cpu_platform import HybridCpuPlatform
 from sglang_hybrid.platforms.replace import replace_functions
 
@@ -19,11 +20,9 @@ SWITCH = "SGLANG_HYBRID_TEST_GRAPHS"
 
 
 def activate() -> None:
-    """Have the plugin's own platform, which is asked after this one, name ours as its class."""
-    from sglang_hybrid.platforms import cpu
-
+    """Put ours under the name that the plugin's platform is resolved by, whichever of the two is asked first."""
     if os.environ.get(SWITCH) == "1":
-        cpu.PLATFORM_CLASS = f"{__name__}:RecordedGraphsPlatform"
+        cpu_platform.HybridCpuPlatform = RecordedGraphsPlatform  # type: ignore[misc]
 
 
 def get_current_device_stream_fast() -> Any:
