@@ -20,7 +20,7 @@ SWITCH = "SGLANG_HYBRID_TEST_GRAPHS"
 
 
 def activate() -> None:
-    """Put ours under the name that the plugin's platform is resolved by, whichever of the two is asked first."""
+    """Put ours under the name by which the plugin's platform is resolved, whichever is asked first."""
     if os.environ.get(SWITCH) == "1":
         cpu_platform.HybridCpuPlatform = RecordedGraphsPlatform  # type: ignore[misc]
 
