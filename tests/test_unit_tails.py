@@ -152,6 +152,22 @@ def test_a_unit_is_a_states_until_a_forward_begins() -> None:
     assert leftovers.take() == {} and unit in leftovers
 
 
+@pytest.mark.parametrize("name", ["S1", "D0"])
+def test_a_flush_heals_kv_that_a_model_made_nan(name: str) -> None:
+    """Units that never held a state, whose KV overflowed: after the flush the next owner reads none of it."""
+    world = World(name)
+    units = world.take(2)
+    world.begin(TORCH)
+    spoiled = [rows for unit in units for rows in world.rows(unit)]
+    for rows in spoiled:
+        rows.fill_(float("nan"))
+    world.organization.release_units(units)
+    world.organization.reset()
+    assert sorted(world.take(2)) == sorted(units)
+    world.begin(TORCH)
+    assert all(rows.isfinite().all() for rows in spoiled)
+
+
 def tokens_over(world: World, states: list[Any]) -> Any:
     """SGLang's allocator over the world, for requests with these live states."""
     requests = SimpleNamespace(preparing_states=lambda: states, decode_units=[])

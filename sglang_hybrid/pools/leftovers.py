@@ -1,8 +1,8 @@
 """Which units of attention KV still hold the bytes of a recurrent state, and which rows must be cleared.
 
 An attention kernel reads whole tiles of a unit and multiplies the rows behind the sequence's end by zero.
-State bits read as KV may be NaN, and 0 x NaN is NaN.  KV that another sequence left there is finite: units
-that held KV before cost nothing.
+State bits read as KV may be NaN, and 0 x NaN is NaN.  KV that another sequence left there is finite (unless a
+model overflowed, which a flush heals): units that held KV before cost nothing.
 
 Nothing here touches a tensor: the forward that is about to run clears what `take` names, on its own stream.
 Until then a unit stays a leftover, so that one that is given back before its forward runs is not forgotten.
@@ -52,6 +52,10 @@ class Leftovers:
         self._state.difference_update(due)
         return due
 
-    def reset(self) -> None:
-        """All pages are free, with the bytes that they had."""
+    def reset(self, pages: Iterable[int]) -> None:
+        """All pages are free, with the bytes that they had.
+
+        KV that a model made NaN goes with the flush too: each page is cleared before its first use as a unit.
+        """
         self._due = {}
+        self._state = set(pages)

@@ -302,7 +302,7 @@ class Organization(ABC):
         """Forget everything; holders must be gone."""
         for pool in self.pools:
             pool.reset()
-        self.leftovers.reset()
+        self.leftovers.reset(range(1, self.unit_pool.size + 1))
         self.units_allocated = self.checkpoints_allocated = 0
         self.checkpoints_cached = self.checkpoints_shared = 0
 
