@@ -1,5 +1,6 @@
 """Ports for servers that bind them some seconds later."""
 
+import random
 import socket
 from pathlib import Path
 
@@ -18,14 +19,23 @@ def test_no_connection_is_given_a_port_of_the_range() -> None:
     assert all(free_port() in PORTS for _ in range(100))
 
 
+def test_processes_with_one_seed_choose_different_ports() -> None:
+    """Workers of a test session that both called SGLang's `set_random_seed`."""
+    chosen = set()
+    for _ in range(10):
+        random.seed(42)
+        chosen.add(free_port())
+    assert len(chosen) > 1
+
+
 def test_a_port_that_somebody_listens_on_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((port.LOOPBACK, free_port()))
         taken.listen()
         number = taken.getsockname()[1]
         other = free_port()
-        monkeypatch.setattr(port.random, "sample", lambda ports, count: [number, other])
+        monkeypatch.setattr(port.DICE, "sample", lambda ports, count: [number, other])
         assert free_port() == other
-        monkeypatch.setattr(port.random, "sample", lambda ports, count: [number])
+        monkeypatch.setattr(port.DICE, "sample", lambda ports, count: [number])
         with pytest.raises(OSError, match="end what listens there"):
             free_port()
