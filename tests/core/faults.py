@@ -385,7 +385,7 @@ def a_slab_is_no_state() -> AbstractContextManager[object]:
 
 @fault("S1")
 def a_flush_forgets_what_lies_in_free_pages() -> AbstractContextManager[object]:
-    return patch.object(Leftovers, "reset", lambda self: self.__init__())  # type: ignore[misc]
+    return patch.object(Leftovers, "reset", lambda self, pages: self.__init__())  # type: ignore[misc]
 
 
 @fault("S1")
