@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -190,17 +191,46 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_the_servers_that_are_started() -> None:
     parser = main.build_parser()
     args = parser.parse_args(["verify", "--model", "demo", "--organizations", "S0,D0", "--exact"])
-    setups = list(verify._setups(args, 16, demo=True))
-    assert [(s.dtype, s.organization, s.chunk) for s in setups] == [
-        (dtype, organization, chunk)
+    setups = list(verify._setups(args, demo=True))
+    assert [(s.dtype, s.organization, s.chunk, s.in_steps) for s in setups] == [
+        (dtype, organization, chunk, chunk is not None)
         for dtype in ("float32", "bfloat16")
-        for organization, chunk in (("S0", None), ("S0", 48), ("D0", 48))
+        for organization, chunk in (("S0", None), ("S0", 3), ("D0", 3))
     ]
     args = parser.parse_args(["verify", "--model", "demo", "--chunk-sizes", "16,whole,32"])
-    assert [s.chunk for s in verify._setups(args, 16, demo=True)] == [None, 16, 32]
+    assert [s.chunk for s in verify._setups(args, demo=True)] == [None, 16, 32]
     line = setups[1].args("M", 16, exact=True)
     assert "--hybrid-exact" in line and line[line.index("--chunked-prefill-size") + 1] == "48"
     assert "--hybrid-exact" not in setups[1].args("M", 16, exact=False)
+
+
+def test_without_a_grid_the_first_server_chooses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grid 512 is not legal for every model: `--hybrid-grid` is left to the first start."""
+    (tmp_path / "config.json").write_text("{}")
+    started: list[list[str]] = []
+    plans: list[Plan] = []
+
+    class Started(Toy):
+        def __init__(self, args: list[str], env: object) -> None:
+            super().__init__()
+            started.append(args)
+
+        def __enter__(self) -> "Started":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def info(self) -> dict[str, object]:
+            return {"internal_states": [{"hybrid": {"grid": 1056}}]}
+
+    monkeypatch.setattr(verify, "Server", Started)
+    monkeypatch.setattr(verify, "_verify", lambda name, server, plan, *_, **__: plans.append(plan))
+    main.main(["verify", "--model", str(tmp_path), "--organizations", "S2"])
+    first, second = started
+    assert "--hybrid-grid" not in first
+    assert second[second.index("--hybrid-grid") + 1] == "1056"
+    assert second[second.index("--chunked-prefill-size") + 1] == "3168"
+    assert [plan.grid for plan in plans] == [1056, 1056]
 
 
 def test_a_server_that_ends_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_hybrid.cli.verify_compare import Report
 from sglang_hybrid.cli.verify_runs import Plan, References, Verifier
@@ -30,7 +30,8 @@ from sglang_hybrid.pools.factory import ORGANIZATIONS
 DEMO = "demo"
 DEMO_GRID = 16
 DEMO_ARGS = ("--hybrid-budget-bytes", "256Mi", "--context-length", "1024", "--max-running-requests", "32")
-DEFAULT_GRID = 512
+CHUNK_STEPS = 3
+"""Grid steps of a prefill chunk when nobody names chunk sizes."""
 AUTO = "auto"
 WHOLE = "whole"
 STATE_DTYPES = (AUTO, "float32", "bfloat16", "float16")
@@ -39,24 +40,31 @@ RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 
 
 class Setup(NamedTuple):
-    """One server to start.  `chunk` in tokens, None for whole prompts; a chunking server also preempts."""
+    """One server to start.  `chunk` in tokens, or in grid steps; None for whole prompts.  A chunking server
+    also preempts."""
 
     organization: str
     dtype: str
     chunk: int | None
+    in_steps: bool = False
 
     @property
     def name(self) -> str:
-        chunk = WHOLE if self.chunk is None else f"chunks of {self.chunk}, preempting"
+        steps = " grid steps" if self.in_steps else ""
+        chunk = WHOLE if self.chunk is None else f"chunks of {self.chunk}{steps}, preempting"
         return f"{self.organization} {'' if self.dtype == AUTO else self.dtype + ' state, '}{chunk}"
 
-    def args(self, model: str, grid: int, exact: bool) -> list[str]:
-        """Arguments of the launcher, host and port left out."""
+    def args(self, model: str, grid: int | None, exact: bool) -> list[str]:
+        """Arguments of the launcher, host and port left out.  Without a grid the server takes its default."""
+        chunk = self.chunk or -1
+        if self.in_steps:
+            assert grid is not None and self.chunk is not None
+            chunk = self.chunk * grid
         return [
             "--model-path", model,
             "--hybrid-mem", self.organization,
-            "--hybrid-grid", str(grid),
-            "--chunked-prefill-size", str(self.chunk or -1),
+            *(["--hybrid-grid", str(grid)] if grid is not None else []),
+            "--chunked-prefill-size", str(chunk),
             "--random-seed", "0",
             "--skip-server-warmup",
             "--log-level-http", "warning",
@@ -87,7 +95,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--grid",
         type=int,
-        help=f"grid (default: {DEFAULT_GRID}; demo {DEMO_GRID}; of a running server its own)",
+        help="tokens of a grid step (default: what the first server chooses for the model, or the running "
+        f"one has; demo {DEMO_GRID})",
     )
     parser.add_argument("--steps", type=int, default=8, help="longest prompt in grid steps (default: 8)")
     parser.add_argument("--tokens", type=int, default=4, help="tokens of a short answer (default: 4)")
@@ -134,12 +143,12 @@ def _plan(args: argparse.Namespace, grid: int) -> Plan:
 def _running(args: argparse.Namespace, report: Report) -> None:
     client = Client(args.url)
     info = client.info()
-    grid = args.grid or (info["internal_states"][0].get("hybrid") or {}).get("grid")
+    grid = args.grid or _grid_of(info)
     if not grid:
         raise VerifyError(f"{args.url} runs without --hybrid-mem; start it with it, or give --grid")
     if args.exact and not info.get("hybrid_exact"):
         raise VerifyError(f"{args.url} runs without --hybrid-exact; start it with it, or leave out --exact")
-    plan = _plan(args, int(grid))
+    plan = _plan(args, grid)
     _verify("running", client, plan, References(client), report, preempts=False)
 
 
@@ -147,8 +156,9 @@ def _started(args: argparse.Namespace, report: Report) -> None:
     # Whoever ends the command wants its server ended too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     demo = args.model == DEMO
-    plan = _plan(args, args.grid or (DEMO_GRID if demo else DEFAULT_GRID))
-    setups = list(_setups(args, plan.grid, demo))
+    grid: int | None = args.grid if args.grid is not None else DEMO_GRID if demo else None
+    _plan(args, 1 if grid is None else grid)
+    setups = list(_setups(args, demo))
     with tempfile.TemporaryDirectory(prefix="sglang-hybrid-verify-") as folder:
         model, extra = args.model, shlex.split(args.server_args)
         if demo:
@@ -158,12 +168,20 @@ def _started(args: argparse.Namespace, report: Report) -> None:
         references: dict[str, References] = {}
         for number, setup in enumerate(setups, 1):
             print(f"[{number}/{len(setups)}] {setup.name}", file=sys.stderr, flush=True)
-            server = Server(
-                [*setup.args(model, plan.grid, args.exact), *extra], RETRACT if setup.chunk else {}
-            )
-            with server:
+            command = [*setup.args(model, grid, args.exact), *extra]
+            with Server(command, RETRACT if setup.chunk else {}) as server:
+                grid = grid or _grid_of(server.info())
+                if grid is None:
+                    raise VerifyError(f"{setup.name}: the server does not say its grid; give --grid")
+                plan = _plan(args, grid)
                 known = references.setdefault(setup.dtype, References(server))
                 _verify(setup.name, server, plan, known, report, preempts=setup.chunk is not None)
+
+
+def _grid_of(info: dict[str, Any]) -> int | None:
+    """Grid of the server with this `/server_info`; None when it runs without the hybrid memory."""
+    grid = (info["internal_states"][0].get("hybrid") or {}).get("grid")
+    return None if grid is None else int(grid)
 
 
 def _verify(
@@ -177,7 +195,7 @@ def _verify(
         report.missing.append(f"{name}: no request was preempted")
 
 
-def _setups(args: argparse.Namespace, grid: int, demo: bool) -> Iterator[Setup]:
+def _setups(args: argparse.Namespace, demo: bool) -> Iterator[Setup]:
     """All servers; the first of each state dtype takes whole prompts if any does, and is the reference."""
     dtypes = _words(args.state_dtypes or ("float32,bfloat16" if demo and args.exact else AUTO))
     organizations = _words(args.organizations)
@@ -190,12 +208,14 @@ def _setups(args: argparse.Namespace, grid: int, demo: bool) -> Iterator[Setup]:
                 raise VerifyError(f"{kind} {word} is unknown; legal: {', '.join(legal)}")
     if args.chunk_sizes:
         chunks = sorted({_chunk(text) for text in _words(args.chunk_sizes)}, key=lambda chunk: chunk or 0)
-        pairs = [(organization, chunk) for organization in organizations for chunk in chunks]
-    else:
-        pairs = [(organizations[0], None), *((organization, 3 * grid) for organization in organizations)]
+        for dtype in dtypes:
+            for organization in organizations:
+                yield from (Setup(organization, dtype, chunk) for chunk in chunks)
+        return
     for dtype in dtypes:
-        for organization, chunk in pairs:
-            yield Setup(organization, dtype, chunk)
+        yield Setup(organizations[0], dtype, None)
+        for organization in organizations:
+            yield Setup(organization, dtype, CHUNK_STEPS, in_steps=True)
 
 
 def _words(text: str) -> Sequence[str]:
