@@ -9,7 +9,8 @@ from tests.support.refusal import ON, refusal
 
 pytest.importorskip("sglang")
 
-from sglang_hybrid.engine import input_rules, rules
+from sglang_hybrid.engine import rules
+from sglang_hybrid.pools.factory import ORGANIZATIONS
 
 pytestmark = pytest.mark.usefixtures("kept")
 
@@ -42,7 +43,7 @@ def test_layout(mem: str, argv: str, value: str, choice: str, model: str) -> Non
     assert choice in said
 
 
-@pytest.mark.parametrize("mem", input_rules.BUILT_ORGANIZATIONS)
+@pytest.mark.parametrize("mem", ORGANIZATIONS)
 def test_the_named_budget_is_the_least(mem: str, model: str) -> None:
     """HB-29: asked, available and the flag to change are named; the named value starts, one less does not."""
     argv = ("--model-path", model, "--hybrid-mem", mem, "--hybrid-grid", "16", "--hybrid-budget-bytes")

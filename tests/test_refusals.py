@@ -12,6 +12,7 @@ from tests.support.refusal import ON, refusal
 pytest.importorskip("sglang")
 
 from sglang_hybrid.engine import input_rules, model_rules, rules
+from sglang_hybrid.pools.factory import ORGANIZATIONS
 
 pytestmark = pytest.mark.usefixtures("kept")
 
@@ -163,12 +164,6 @@ def test_every_rule_names_a_real_option() -> None:
         assert rules.flag_of(rule.field) in known
 
 
-def test_organization_not_built(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_rules, "BUILT_ORGANIZATIONS", ("S1",))
-    said = refusal("--model-path", model, "--hybrid-mem", "S2")
-    assert said == "--hybrid-mem S2 is not built yet; legal: S1."
-
-
 def test_dual_page_is_its_unit(model: str) -> None:
     said = refusal("--model-path", model, "--hybrid-mem", "D0", "--page-size", "64")
     assert "--page-size 64" in said
@@ -182,7 +177,7 @@ def test_conv_slots_are_for_packing(mem: str, model: str) -> None:
     assert said.endswith("leave it out, or use --hybrid-mem S2.")
 
 
-@pytest.mark.parametrize("mem", input_rules.BUILT_ORGANIZATIONS)
+@pytest.mark.parametrize("mem", ORGANIZATIONS)
 def test_every_built_organization_passes(mem: str, model: str) -> None:
     record = resolved("--model-path", model, "--skip-tokenizer-init", "--hybrid-mem", mem)
     assert view(record).radix_cache_backend == "hybrid_grid"

@@ -14,18 +14,16 @@ from sglang_hybrid.engine import trace
 from sglang_hybrid.engine.args import (
     CONV_SLOTS,
     KERNELS,
-    ORGANIZATIONS,
     RADIX_BACKEND,
     grid_or_default,
     page_size_for,
 )
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, one_of, only, positive, unset
 from sglang_hybrid.kernels import why_not
-from sglang_hybrid.pools import factory
+from sglang_hybrid.pools.factory import ORGANIZATIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import WAITS
 
-BUILT_ORGANIZATIONS = tuple(factory.ORGANIZATIONS)
 ATTENTION_BACKENDS = ["triton", "flashinfer", "fa3", "torch_native"]
 """Names of SGLang's registry that read our pages.  A plugin that registers a further backend there adds its
 name here, as it does to SGLang's own choices."""
@@ -44,9 +42,7 @@ KV_DTYPES = {
 
 def _organization(facts: Facts) -> str | None:
     if facts.mem not in ORGANIZATIONS:
-        return f"--hybrid-mem {facts.mem} is unknown; legal: {', '.join(BUILT_ORGANIZATIONS)}."
-    if facts.mem not in BUILT_ORGANIZATIONS:
-        return f"--hybrid-mem {facts.mem} is not built yet; legal: {', '.join(BUILT_ORGANIZATIONS)}."
+        return f"--hybrid-mem {facts.mem} is unknown; legal: {', '.join(ORGANIZATIONS)}."
     return None
 
 

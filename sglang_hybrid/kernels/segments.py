@@ -24,13 +24,13 @@ MAX_CHUNK = 64
 """Longest piece.  The scan's work inside a piece is quadratic; longer ones gain nothing on a CPU."""
 
 
-def choose_chunk(grid: int | None, limit: int = MAX_CHUNK) -> int:
-    """Largest divisor of `grid` that is at most `limit`; `limit` itself without a grid."""
+def choose_chunk(grid: int | None) -> int:
+    """Largest divisor of `grid` that is at most `MAX_CHUNK`; `MAX_CHUNK` itself without a grid."""
     if grid is None:
-        return limit
+        return MAX_CHUNK
     if grid < 1:
         raise KernelError(f"grid is {grid}, needs at least 1")
-    return max(size for size in range(1, min(limit, grid) + 1) if grid % size == 0)
+    return max(size for size in range(1, min(MAX_CHUNK, grid) + 1) if grid % size == 0)
 
 
 @dataclass(frozen=True)

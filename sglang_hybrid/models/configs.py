@@ -237,12 +237,12 @@ def lfm2(
     }
 
 
-def latent(query_rank: int | None, rope: int = 64) -> dict[str, Any]:
+def latent(query_rank: int | None) -> dict[str, Any]:
     """Multi-head latent attention: one row of 512 and the rope part for all heads."""
     return {
         "kv_lora_rank": 512,
         "q_lora_rank": query_rank,
-        "qk_rope_head_dim": rope,
+        "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
         "v_head_dim": 128,
     }

@@ -170,11 +170,6 @@ class Race:
         ]
         return Interval(*(math.expm1(one) for one in interval(logs)))
 
-    def is_as_good(self, candidate: Candidate, other: Candidate, seeds: Sequence[int]) -> bool:
-        """No longer than the other, but for noise: its excess is within `NOISE` or its interval holds 0."""
-        excess = self.excess(candidate, other, seeds)
-        return excess.mean <= NOISE or excess.low <= 0
-
     def of(self, candidate: Candidate, seeds: Sequence[int], field: str) -> Interval:
         """A figure of a candidate's runs."""
         return interval([float(getattr(self.run(candidate, seed), field)) for seed in seeds])

@@ -29,7 +29,7 @@ LEAST_BLOCKS = 256
 
 
 class Cause(StrEnum):
-    """Why a prompt was not reused deeper.  The first four explain Gap_R, at the boundary R_max."""
+    """Why a prompt was not reused deeper.  The first three explain Gap_R, at the boundary R_max."""
 
     NEVER_TAKEN = "never_taken"
     """The placement wanted no checkpoint there, or none to stay."""
@@ -37,8 +37,6 @@ class Cause(StrEnum):
     """A checkpoint was wanted and found no memory."""
     EVICTED = "evicted"
     """It stood there, or its KV did, and had to go."""
-    NON_CANONICAL = "non_canonical"
-    """It stands there, but a decode made it and exact mode serves it to its own request only."""
     OTHER_KEY = "other_key"
     """Deeper boundaries were computed under another extra key or cache salt."""
     OFF_GRID = "off_grid"
@@ -53,7 +51,7 @@ class Reuse(NamedTuple):
     `r_max` is the deepest boundary that an earlier request of the same key had computed, whether or
     not anything of it is left; `attention` is how deep its KV is still there, `j_adopt` where both
     halves are: the request starts from it.  `lost` tokens more would have been reused without
-    `cause`; for the first four causes they are Gap_R.
+    `cause`; for the first three causes they are Gap_R.
     """
 
     prompt: int
@@ -170,7 +168,7 @@ class History:
         known = self._deepest(deepest, trail, keyed=True)
         # Whatever is still there was computed, even when it is forgotten here.
         r_max = max(known, found.attention_depth, found.depth)
-        cause, lost = self._cause(namespace, tokens, trail, usable, r_max, found)
+        cause, lost = self._cause(trail, usable, r_max, found)
         self._refresh(trail, known)
         trail.recorded = found.depth * self._pieces
         grid = self.grid
@@ -187,12 +185,10 @@ class History:
                 return block
         return 0
 
-    def _cause(
-        self, namespace: Hashable, tokens: bytes, trail: Trail, usable: int, r_max: int, found: Match
-    ) -> tuple[Cause | None, int]:
+    def _cause(self, trail: Trail, usable: int, r_max: int, found: Match) -> tuple[Cause | None, int]:
         grid = self.grid
         if r_max > found.depth:
-            return self._fate(namespace, tokens, trail, r_max), (r_max - found.depth) * grid
+            return self._fate(trail, r_max), (r_max - found.depth) * grid
         elsewhere = self._deepest(usable // grid, trail, keyed=False)
         if elsewhere > r_max:
             return Cause.OTHER_KEY, (elsewhere - r_max) * grid
@@ -201,16 +197,12 @@ class History:
             return (Cause.OFF_GRID if r_max else Cause.BELOW_GRID), beyond
         return None, 0
 
-    def _fate(self, namespace: Hashable, tokens: bytes, trail: Trail, block: int) -> Cause:
+    def _fate(self, trail: Trail, block: int) -> Cause:
         """Why this boundary, which was computed, does not serve."""
         fate = self._boundaries.get(trail.keyed(block * self._pieces))
         if fate == Fate.NEVER:
             return Cause.NEVER_TAKEN
-        if fate == Fate.REFUSED:
-            return Cause.REFUSED
-        node = self.tree.find(namespace, tokens, block)
-        is_there = node is not None and node.checkpoint is not None and not node.checkpoint.frozen
-        return Cause.NON_CANONICAL if is_there else Cause.EVICTED
+        return Cause.REFUSED if fate == Fate.REFUSED else Cause.EVICTED
 
     def _beyond(self, trail: Trail, block: int, last: int) -> int:
         """Tokens of pieces beyond this boundary, up to the last, that an earlier request of the key computed

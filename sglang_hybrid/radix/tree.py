@@ -115,16 +115,6 @@ class GridTree:
                 depths.append(child.depth)
             node = child
 
-    def find(self, namespace: Hashable, tokens: bytes, blocks: int) -> Node | None:
-        """The node that ends at this depth of the path of `tokens`; None inside a run or beyond."""
-        node = self._roots.get(namespace)
-        while node is not None and node.depth < blocks:
-            offset = node.depth * self.block_bytes
-            node = node.child(tokens[offset : offset + self.block_bytes])
-            if node is not None and not tokens.startswith(node.key, offset):
-                return None
-        return node if node is not None and node.depth == blocks else None
-
     def _new_root(self, namespace: Hashable) -> Node:
         return Node(self, None, namespace, (), 0)
 

@@ -23,7 +23,7 @@ from sglang_hybrid.radix.history import (
     Reuse,
     Trail,
 )
-from sglang_hybrid.radix.tree import GridTree, Match, Node
+from sglang_hybrid.radix.tree import Node
 from tests.core.request import Request
 from tests.core.shadow import Shadow
 from tests.core.worlds import GRID, NAMES, World
@@ -43,8 +43,6 @@ class Oracle:
     """Of each boundary: whether its last computing left a checkpoint."""
     placed: Callable[[int], bool] = lambda block: True
     """Whether the placement wants a checkpoint there."""
-    served: Callable[[int], bool] = lambda block: True
-    """Whether one that stands there is served to others."""
 
     def expect(self, key: Hashable, prompt: Sequence[int]) -> Reuse:
         """What an admission of this prompt must find now."""
@@ -53,17 +51,13 @@ class Oracle:
         shared = self._shared(prompt, self.texts.get(key, ()))
         r_max = min(shared, usable) // GRID * GRID
         depths = range(r_max, 0, -GRID)
-        j_adopt = next(
-            (d for d in depths if (key, tuple(prompt[:d])) in offered and self.served(d // GRID)), 0
-        )
+        j_adopt = next((d for d in depths if (key, tuple(prompt[:d])) in offered), 0)
         attention = next((d for d in depths if (key, tuple(prompt[:d])) in blocks), 0)
         anywhere = max((self._shared(prompt, texts) for texts in self.texts.values()), default=0)
         elsewhere = min(anywhere, usable) // GRID * GRID
         if r_max > j_adopt:
             boundary = key, tuple(prompt[:r_max])
-            if boundary in offered:
-                cause = Cause.NON_CANONICAL
-            elif self.taken[boundary]:
+            if self.taken[boundary]:
                 cause = Cause.EVICTED
             else:
                 cause = Cause.REFUSED if self.placed(r_max // GRID) else Cause.NEVER_TAKEN
@@ -160,43 +154,28 @@ def workload(name: str, requests: int, keys: Sequence[Hashable] = KEYS) -> list[
 def test_generated_workload(name: str) -> None:
     """300 requests an organization: every record is right, and every cause that memory can have is seen."""
     causes = Counter(found.cause for found in workload(name, 300))
-    wanted = {None, *Cause} - {Cause.NEVER_TAKEN, Cause.NON_CANONICAL}
+    wanted = {None, *Cause} - {Cause.NEVER_TAKEN}
     assert set(causes) == wanted and min(causes.values()) >= 3, causes
 
 
 def workload_under_policy(name: str, requests: int) -> list[Reuse]:
     """Memory for everything.  Raises AssertionError at the first record that is wrong."""
     shadow = Shadow(World(name, pages=9000, units=9000, states=3000).build())
-    oracle = Oracle(shadow, placed=lambda block: block % 2 == 0, served=lambda block: block % 3 > 0)
+    oracle = Oracle(shadow, placed=lambda block: block % 2 == 0)
     shadow.live.placement = oracle.placed
     found, generate = [], Generator(8, KEYS)
-    with serving(shadow, oracle.served):
-        for _ in range(requests):
-            key, prompt = generate()
-            found.append(run(shadow, oracle, key, prompt, new=9))
-            generate.texts[-1] = key, oracle.texts[key][-1]  # the next turn sends the answer back
+    for _ in range(requests):
+        key, prompt = generate()
+        found.append(run(shadow, oracle, key, prompt, new=9))
+        generate.texts[-1] = key, oracle.texts[key][-1]  # the next turn sends the answer back
     return found
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_generated_workload_under_policy(name: str) -> None:
-    """100 more: the causes of a placement and of exact mode."""
+    """100 more: the causes of a placement."""
     causes = Counter(found.cause for found in workload_under_policy(name, 100))
     assert set(causes) == {None, *Cause} - {Cause.EVICTED, Cause.REFUSED}, causes
-
-
-def serving(shadow: Shadow, served: Callable[[int], bool]) -> AbstractContextManager[object]:
-    """A match passes by what exact mode would keep to the request that made it."""
-    match = shadow.tree.match
-
-    def served_only(namespace: Hashable, tokens: bytes, limit_blocks: int) -> Match:
-        found = match(namespace, tokens, limit_blocks)
-        node = found.node
-        while node.parent is not None and (node.checkpoint is None or not served(node.depth)):
-            node = node.parent
-        return Match(node, node.depth, found.attention_depth)
-
-    return patch.object(shadow.tree, "match", served_only)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -311,7 +290,6 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "other keys are not looked at": lambda: patch.object(Recent, "get", only_keyed),
     "a fingerprint stands for its own block only": lambda: patch.object(History, "extend", unchained),
     "what is superseded is evicted": lambda: patch.object(History, "superseded", lambda self, *_: None),
-    "nobody looks whether it stands": lambda: patch.object(GridTree, "find", lambda self, *_: None),
     "what was taken is never lost": lambda: patch.object(History, "_fate", lambda self, *_: Cause.REFUSED),
 }
 
