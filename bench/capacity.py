@@ -76,7 +76,7 @@ def serve(
 ) -> dict[str, Any]:
     """The trace on one organization: adopted tokens, and where the bytes were on average."""
     scheduler = queued(requests, name, pages, most_running, ORDERS[order])
-    memory, tree = scheduler.core.organization, scheduler.core.tree
+    memory, tree = scheduler.core.memory.organization, scheduler.core.memory.tree
     samples: list[tuple[int, float, Account]] = []
     begun = 0
     progress.set_description(f"{name}, {pages} pages, {order}, {most_running} running")

@@ -10,11 +10,8 @@ from bench.falcon import organization
 from sglang_hybrid.geometry import DEFAULT_GRID, ceil_div
 from sglang_hybrid.pools.organization import Checkpoint, Need
 from sglang_hybrid.radix.demand import Kind
-from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.live_state import LiveState
-from sglang_hybrid.radix.node import Node
-from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.radix.memory import Memory
 
 FILLER_BLOCKS = 16
 """Blocks of the prompts that fill the cache."""
@@ -28,9 +25,8 @@ class GridCache:
         # A filler has 16 blocks and two checkpoints of three pages and a slot.
         pages = ceil_div(blocks, FILLER_BLOCKS) * (FILLER_BLOCKS + 7) + 5 * spare + 64
         self.organization = organization("S2", pages)
-        self.tree = GridTree(self.organization)
-        self.lifetime = Lifetime(self.tree)
-        self.live = LiveStates(self.tree, self.lifetime)
+        self.memory = Memory(self.organization)
+        self.tree, self.lifetime, self.live = self.memory.tree, self.memory.lifetime, self.memory.live
         self.chance = random.Random(0)
         self._fillers = 0
         self._filled: list[Checkpoint] = []
@@ -63,13 +59,13 @@ class GridCache:
         self.lifetime.finished(node, None)
 
     def allocate(self, tokens: int) -> float:
-        """KV units and a live state for a prompt of so many tokens."""
+        """KV units and a live state for a prompt of so many tokens, of which nothing is reported."""
         state = LiveState()
         self.live.running += 1
         need = Need(tokens // DEFAULT_GRID, 1)
         begun = time.perf_counter()
-        assert self.organization.could_fit(need)
-        assert self.lifetime.make_room(need)
+        assert self.memory.could_fit(need)
+        assert self.memory.make_room(need)
         units = self.organization.allocate_units(need.units)
         self.live.begin(state, 0, None)
         seconds = time.perf_counter() - begun
@@ -80,8 +76,8 @@ class GridCache:
 
     def insert_tree(self, prompt: array[int]) -> float:
         """What was allocated last, for this prompt, by tree and lifetime alone."""
-        tree, state = self.tree, self._state
-        root = tree.lock(tree.match(None, b"", 0).node)
+        tree, state = self.tree, self._adopted()
+        root = state.lease.node
         assert state.live is not None
         begun = time.perf_counter()
         grown = tree.grow(root, prompt.tobytes(), state.units, (len(prompt) // DEFAULT_GRID,))
@@ -90,10 +86,10 @@ class GridCache:
         self.lifetime.offered(node, Kind.PROMPT_END)
         seconds = time.perf_counter() - begun
         state.prompt_end = node
-        tree.lock(node)
+        state.lease.node = tree.lock(node)
         tree.unlock(root)
         self.organization.release_units(state.units)
-        self._end(node)
+        self.memory.finish(state)
         return seconds
 
     def insert_dense(self, prompt: array[int]) -> float:
@@ -102,21 +98,17 @@ class GridCache:
 
     def insert(self, prompt: array[int]) -> float:
         """The same for a running request, which goes on with its path locked."""
-        tree, state = self.tree, self._state
-        root = tree.lock(tree.match(None, b"", 0).node)
+        state = self._adopted()
         begun = time.perf_counter()
-        published = self.live.publish(state, root, prompt.tobytes(), len(prompt), len(prompt))
-        node = tree.lock(published.node)
-        tree.unlock(root)
-        self.live.handed_over(published)
+        self.memory.publish(state, prompt.tobytes(), len(prompt), len(prompt))
         seconds = time.perf_counter() - begun
-        self._end(node)
+        self.memory.finish(state)
         return seconds
 
-    def _end(self, node: Node) -> None:
-        self.tree.unlock(node)
-        self.live.release(self._state)
-        self.live.running -= 1
+    def _adopted(self) -> LiveState:
+        """The request that was allocated last, with its lease on an empty path."""
+        self._state.lease = self.memory.adopt(self.memory.match(None, b"", 0).node)
+        return self._state
 
     def match(self, prompt: array[int]) -> float | None:
         """None when it has been evicted meanwhile."""
@@ -129,7 +121,7 @@ class GridCache:
         """So many tokens and a checkpoint more than are free."""
         need = Need(self.organization.units_free() + tokens // DEFAULT_GRID, 1)
         begun = time.perf_counter()
-        assert self.lifetime.make_room(need)
+        assert self.memory.make_room(need)
         return time.perf_counter() - begun
 
     def reclaim(self) -> float | None:

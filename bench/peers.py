@@ -89,7 +89,7 @@ def first_eviction(pages: int, running: int, requests: Sequence[Request]) -> int
         pages,
         running,
         requests,
-        lambda scheduler, count: not scheduler.core.lifetime.checkpoints_evicted,
+        lambda scheduler, count: not scheduler.core.memory.lifetime.checkpoints_evicted,
     )
     return len(requests) - len(found.waiting)
 
@@ -103,7 +103,7 @@ def serve_marconi(pages: int, running: int, requests: Sequence[Request]) -> dict
 
     def adopt(scheduler: Scheduler, count: int) -> bool:
         if count >= window:
-            scheduler.core.lifetime.alpha = alpha  # type: ignore[attr-defined]
+            scheduler.core.memory.lifetime.alpha = alpha  # type: ignore[attr-defined]
         return True
 
     outcome = served(marconi(0.0), pages, running, requests, adopt).outcome

@@ -48,7 +48,7 @@ def run(requests: Iterable[Request], name: str, pages: int, base: Setting) -> di
         "requests_per_wall_second": round(count / wall, 1),
         "requests_per_cpu_second": round(count / cpu, 1),
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "cached_blocks": scheduler.core.tree.blocks,
+        "cached_blocks": scheduler.core.memory.tree.blocks,
     }
     return {"organization": name, "pages": pages, **speed, **figures(outcome)}
 

@@ -58,33 +58,33 @@ def served(policy: Policy, prompts: Sequence[Sequence[int]], pages: int) -> Core
 def checkpoints(core: Core, first: int) -> list[int]:
     """Depths of checkpoints on paths that begin with this block."""
     key = key_of([(first, 512)], 512)
-    nodes = [node for node in core.tree.nodes() if node.path()[0].key.startswith(key)]
+    nodes = [node for node in core.memory.tree.nodes() if node.path()[0].key.startswith(key)]
     return sorted(node.depth for node in nodes if node.checkpoint is not None)
 
 
 def test_marconi_admits_the_end_and_the_branching_point() -> None:
     core = served(marconi(0.0), [(1, 2, 3, 4, 5), (1, 2, 3, 8, 9)], pages=200)
-    assert checkpoints(core, 1) == [3, 5, 5] and core.organization.checkpoints_cached == 3
+    assert checkpoints(core, 1) == [3, 5, 5] and core.memory.organization.checkpoints_cached == 3
 
 
 def test_marconi_weighs_recency_alone_without_alpha_and_saved_work_with_it() -> None:
     long, short = tuple(range(1, 13)), (100, 101)
     for alpha, first in ((0.0, 12), (4.0, 2)):
         core = served(marconi(alpha), [long, short], pages=200)
-        chosen = core.lifetime._idle.take(Tier.PINNED)
+        chosen = core.memory.lifetime._idle.take(Tier.PINNED)
         assert chosen is not None and chosen.owner.depth == first, alpha  # type: ignore[attr-defined]
 
 
 def test_a_hit_refreshes_what_it_used() -> None:
     long, short = tuple(range(1, 13)), (100, 101)
     core = served(marconi(0.0), [long, short, (*long, 13)], pages=200)
-    chosen = core.lifetime._idle.take(Tier.PINNED)
+    chosen = core.memory.lifetime._idle.take(Tier.PINNED)
     assert chosen is not None and chosen.owner.depth == 2  # type: ignore[attr-defined]
 
 
 def test_marconi_keeps_a_node_with_two_children() -> None:
     core = served(marconi(0.0), [(1, 2, 3, 4), (1, 2, 8, 9), (1, 2, 6, 7)], pages=200)
-    order = core.lifetime._idle
+    order = core.memory.lifetime._idle
     gone = []
     while len(gone) < 3 and (one := order.take(Tier.PINNED)) is not None:
         gone.append(one.owner.depth)  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def test_the_bootstrap_window_begins_with_the_first_eviction() -> None:
     assert 0 < first < len(requests)
     for count in (first - 1, first):
         core = serve(marconi(0.0), 60, 1, requests[:count]).core
-        assert bool(core.lifetime.checkpoints_evicted) == (count == first)
+        assert bool(core.memory.lifetime.checkpoints_evicted) == (count == first)
 
 
 def test_efficiency_grows_with_the_prefix() -> None:
@@ -111,8 +111,8 @@ def test_efficiency_grows_with_the_prefix() -> None:
 def test_sparse_placement_learns_where_prompts_part() -> None:
     shared = [(1, 2, 3, 10 * n + 100, 10 * n + 101, 10 * n + 102) for n in range(70)]
     core = served(sparse_prefix(1), shared, pages=2000)
-    assert core.live.places(6) == (3,)  # type: ignore[attr-defined]
-    assert core.live.places(2) == (2,)  # type: ignore[attr-defined]
+    assert core.memory.live.places(6) == (3,)  # type: ignore[attr-defined]
+    assert core.memory.live.places(2) == (2,)  # type: ignore[attr-defined]
 
 
 def test_the_bench_reports_every_policy() -> None:

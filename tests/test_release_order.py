@@ -148,26 +148,26 @@ def test_who_leaves_a_boundary_takes_a_new_state_and_preempts_for_it() -> None:
     """On little memory, where SGLang with the plugin goes on in place and leaves no checkpoint."""
     crowded = Arm("S2", 30, rate=9.0)
     insisting, yielding = served(crowded, SOURCE), served(crowded, SOURCE._replace(insists=False))
-    assert insisting.core.live.counts.checkpoints_skipped <= 1
-    assert yielding.core.live.counts.checkpoints_skipped > 50
+    assert insisting.core.memory.live.counts.checkpoints_skipped <= 1
+    assert yielding.core.memory.live.counts.checkpoints_skipped > 50
     assert insisting.outcome.preemptions > yielding.outcome.preemptions
 
 
 def test_what_is_retained_is_not_free_for_those_who_wait() -> None:
     arm = Arm("S2", 83, retention=True)
     scheduler = Scheduler(setting(arm, FEW), workload(arm, FEW).requests(1))
-    while not scheduler.core.lifetime.kept().checkpoints:
+    while not scheduler.core.memory.lifetime.kept().checkpoints:
         assert scheduler.step()
     core = scheduler.core
-    kept = core.lifetime.kept()
+    kept = core.memory.lifetime.kept()
     rules = SourcePass(core, scheduler.running)
-    whole = core.organization.units_reclaimable() * core.grid
+    whole = core.memory.organization.units_reclaimable() * core.grid
 
     def most_that_fits() -> int:
         job = next(iter(scheduler.running))
         return max(tokens for tokens in range(0, whole, core.grid) if rules.fits(job, 0, tokens))
 
     with_retention = most_that_fits()
-    core.lifetime.kept = lambda: Need()  # type: ignore[method-assign]
-    pages = kept.units + core.organization.unit_equivalent(kept.checkpoints)
+    core.memory.lifetime.kept = lambda: Need()  # type: ignore[method-assign]
+    pages = kept.units + core.memory.organization.unit_equivalent(kept.checkpoints)
     assert most_that_fits() - with_retention == pages * core.grid > 0

@@ -60,16 +60,16 @@ def checked(setting: Setting, requests: list[Request]) -> Outcome:
     while one.step():
         one.core.check_integrity()
         held = {unit for job in one.running for unit in job.state.units}
-        pool = one.core.organization.unit_pool
+        pool = one.core.memory.organization.unit_pool
         assert all(pool.references(unit) for unit in held)
-        pins = [node.checkpoint.pins for node in one.core.tree.nodes() if node.checkpoint is not None]
-        assert sum(pins) == len(one.core.pins)
-        assert one.core.live.running == len(one.running) <= setting.most_running
+        pins = [node.checkpoint.pins for node in one.core.memory.tree.nodes() if node.checkpoint is not None]
+        assert sum(pins) == len(one.core.memory.pins)
+        assert one.core.memory.live.running == len(one.running) <= setting.most_running
         assert len(one.prefilling) + len(one.decoding) + len(one.flight.ended()) == len(one.running)
         assert one.decoding.context == sum(one.decoding.position(job) for job in one.decoding)
     one.core.check_integrity()
-    usage = one.core.organization.usage()
-    assert usage.pages_held == usage.pages_reclaiming == 0 and not one.core.pins
+    usage = one.core.memory.organization.usage()
+    assert usage.pages_held == usage.pages_reclaiming == 0 and not one.core.memory.pins
     assert one.outcome.served + one.outcome.refused == len(requests)
     return one.outcome
 
@@ -148,7 +148,7 @@ def test_where_a_prefill_leaves_checkpoints() -> None:
     for name, serving in SERVINGS.items():
         one = Scheduler(setting("S1", serving), [alone((("a", 5 * GRID + 1),), 1)])
         one.run()
-        left[name] = [node.depth for node in one.core.tree.nodes() if node.checkpoint is not None]
+        left[name] = [node.depth for node in one.core.memory.tree.nodes() if node.checkpoint is not None]
     assert left["source"] == left["separate"] == [4, 5]
     assert left["engine"] == left["unaligned"] == [1, 2, 3, 4, 5]
 
@@ -217,7 +217,7 @@ class Steady:
         one = setting("S2", ENGINE, pages=pages, prefill_tokens=64)
         self.served = 0
         self.scheduler = Scheduler(one, self._requests(10**6))
-        pool = self.scheduler.core.organization.unit_pool
+        pool = self.scheduler.core.memory.organization.unit_pool
         while pool.free > 0.02 * pages:
             self.serve(20)
         self.serve(40)

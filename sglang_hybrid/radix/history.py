@@ -11,7 +11,7 @@ about 100 bytes each.  What is forgotten counts as never computed.
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable
+from collections.abc import Callable, Container, Hashable
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -92,6 +92,20 @@ class Trail:
 
     def keyed(self, piece: int) -> int:
         return hash((self.seed, self.chain[piece]))
+
+
+class Lookup:
+    """The last match of a request that waits: what its admission is judged by."""
+
+    __slots__ = ("match", "namespace", "trail", "usable")
+
+    def __init__(self, namespace: Hashable, usable: int, match: Match, trail: Trail | None = None) -> None:
+        self.namespace = namespace
+        self.usable = usable
+        """Tokens that the match could cover."""
+        self.match = match
+        self.trail = trail
+        """Of its text, once somebody has asked; kept from lookup to lookup."""
 
 
 class Recent:
@@ -274,6 +288,15 @@ class History:
     def reaches(self, trail: Trail, length: int) -> bool:
         """Whether the trail covers so many tokens."""
         return len(trail.chain) > self._pieces_in(length)
+
+    def follow(self, lookup: Lookup, text: Callable[[], bytes], length: int) -> Trail:
+        """The trail of a request that waits, over at least `length` tokens; `text` is read if need be."""
+        trail = lookup.trail
+        if trail is None:
+            trail = lookup.trail = Trail(lookup.namespace)
+        if not self.reaches(trail, length):
+            self.extend(trail, text(), length)
+        return trail
 
     def extend(self, trail: Trail, tokens: bytes, length: int) -> None:
         """Take the trail on to the last whole piece of so many of its tokens."""

@@ -36,8 +36,18 @@ class Published(NamedTuple):
     own_units: list[int]
 
 
+class Lease:
+    """What a request keeps of the tree: a locked path, and the checkpoint that it starts from at its end."""
+
+    __slots__ = ("adopted", "node")
+
+    def __init__(self, node: Node, adopted: Checkpoint | None) -> None:
+        self.node = node
+        self.adopted = adopted
+
+
 class LiveState:
-    """What one running request holds beside its lock on the tree."""
+    """What one running request holds."""
 
     __slots__ = (
         "answer_end",
@@ -45,6 +55,7 @@ class LiveState:
         "branch",
         "covered",
         "kept",
+        "lease",
         "live",
         "made",
         "newcomer",
@@ -58,6 +69,9 @@ class LiveState:
         "trail",
         "units",
     )
+
+    lease: Lease
+    """Its path in the tree, from its admission on."""
 
     def __init__(self, private: bool = False, newcomer: bool = True) -> None:
         self.private = private

@@ -79,37 +79,35 @@ class Decoding:
 
     def fits(self) -> bool:
         """Whether the coming step finds its units, and pages for live states that others have adopted."""
-        core, (_, counts) = self.core, self._wanted(1)
-        states = len(self.leaving) if core.insists else core.live.forced
-        return core.organization.could_fit(Need(sum(counts), states))
+        core, jobs = self.core, self._crossing
+        units = sum(core.units_to(job, self.position(job) + 1) for job in jobs)
+        if core.insists:
+            return core.memory.could_fit(Need(units, len(self.leaving)))
+        return core.memory.missing_for_step(units) is None
 
     def take(self, steps: int) -> bool:
         """Units for so many steps, no further than anybody's next boundary; all or nothing."""
-        return self.core.take(*self._wanted(steps))
+        jobs = self._crossing
+        return self.core.take(jobs, [self.position(job) + steps for job in jobs])
 
-    def _wanted(self, steps: int) -> tuple[list[Job], list[int]]:
-        core = self.core
-        # Where a unit is a block, only those on a boundary lack one.
-        jobs = list(self.leaving if core.unit_tokens == core.grid else self._jobs)
-        return jobs, [core.units_to(job, self.position(job) + steps) for job in jobs]
+    @property
+    def _crossing(self) -> list[Job]:
+        """Those that may lack a unit: where a unit is a block, only those on a boundary do."""
+        return list(self.leaving if self.core.unit_tokens == self.grid else self._jobs)
 
     def leave_boundaries(self) -> bool:
         """Prepare the step: let go what the last forwards read, publish and fork on boundaries.
 
         Says whether anything was given back or published.
         """
-        core = self.core
         granted = self.take(1)
         assert granted, "the decode step was checked"
         changed = bool(self.forked or self.leaving)
-        for job in self._ordered(self.forked):
-            if job not in self.leaving:
-                core.live.settle(job.state)
+        settling = [job for job in self._ordered(self.forked) if job not in self.leaving]
+        leaving = [(job, self.position(job)) for job in self._ordered(self.leaving)]
+        self.core.leave(settling, leaving)
         self.forked.clear()
-        for job in self._ordered(self.leaving):
-            position = self.position(job)
-            core.publish(job, position)
-            core.live.begin(job.state, position, None)
+        for job, position in leaving:
             if job.state.source is not None:
                 self.forked[job] = None
             self._push(job, position // self.grid + 1)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.radix.history import Reuse, Trail
-from sglang_hybrid.radix.live_state import LiveState
-from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.history import Lookup, Reuse
+from sglang_hybrid.radix.live_state import Lease, LiveState
 from sglang_hybrid.simulator.keys import key_of
 from sglang_hybrid.simulator.request import Request
 
@@ -24,16 +22,16 @@ class Job:
     __slots__ = (
         "_key",
         "admitted_at",
-        "adopted",
         "end",
         "first_token",
         "index",
         "is_exact",
         "known",
+        "lease",
         "limit",
         "lives",
+        "lookup",
         "namespace",
-        "node",
         "position",
         "prompt",
         "request",
@@ -41,11 +39,10 @@ class Job:
         "running",
         "state",
         "stops",
-        "trail",
         "zero",
     )
 
-    node: Node
+    lease: Lease
     state: LiveState
     reuse: Reuse
     """Of the first admission."""
@@ -63,14 +60,13 @@ class Job:
         """Its answer ends by itself: that it has is known when its last token is."""
         self.lives = 0
         self.running = False
-        self.adopted: Checkpoint | None = None
         self.position = 0
         """Tokens whose state is computed, while it prefills."""
         self.zero: int | None = None
         """Decode step at which its position would have been 0; None while it prefills."""
         self.admitted_at = self.first_token = 0.0
-        self.trail: Trail | None = None
-        """While it waits, once it was looked at."""
+        self.lookup: Lookup | None = None
+        """The last one while it waited."""
         self._key: bytes | None = None
 
     def key(self, grid: int) -> bytes:

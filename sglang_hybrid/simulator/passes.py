@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from functools import partial
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need
-from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.job import Job
 
@@ -28,20 +28,18 @@ class SourcePass:
         self._units = self._states = 0
         """Promised in this pass."""
 
-    def awaits(self, job: Job, depth: int) -> bool:
+    def awaits(self, job: Job) -> bool:
         """The source computes a shared prefix as often as it is asked for at once."""
         return False
 
     def fits(self, job: Job, start: int, tokens: int) -> bool:
         """Whether a job that starts at depth `start` with a chunk of `tokens` may begin."""
-        core = self.core
-        units = ceil_div(start + tokens, core.unit_tokens) - start // core.unit_tokens
-        need = Need(units + self._units, 1 + self._states + core.live.due)
+        memory, unit = self.core.memory, self.core.unit_tokens
+        units = ceil_div(start + tokens, unit) - start // unit
+        need = Need(units + self._units, 1 + self._states + memory.live.due)
         if self.running:
-            kept = core.lifetime.kept()
-            need = need.plus(core.admission.headroom).plus(Need(units=kept.units))
-            need = need.plus(core.organization.displaced(kept.checkpoints))
-        return core.organization.could_fit(need)
+            need = need.plus(memory.admission.beside(0))
+        return memory.could_fit(need)
 
     def admitted(self, job: Job, tokens: int) -> None:
         """It will take its units and its state after the pass."""
@@ -55,17 +53,15 @@ class SourcePass:
 
 
 class EnginePass:
-    """`engine.admission` over `radix.admission`: answers are expected as long as they may become, or as the
-    ratio says, and room is kept for the checkpoints that the coming forward leaves."""
+    """`engine.admission` over `radix.admission.Pass`.  Answers are expected as long as they may become, or as
+    the ratio says, and room is kept for the checkpoints that the coming forward leaves."""
 
     preempts = False
 
     def __init__(self, core: Core, running: Iterable[tuple[Job, int, int]], ratio: float) -> None:
         """`running` decode, each with the depth that is computed and the tokens it has generated."""
         self.core = core
-        self.due = core.live.due
-        self.promised = Coming(core.live.history)
-        self.states = self.leaves = self._asked = 0
+        self.rules = core.memory.begin_pass()
         self.is_open = True
         self._total, self._current = self._expected(running, ratio), 0
         """Tokens that are promised: whatever may come of them, and in the coming forward."""
@@ -81,50 +77,37 @@ class EnginePass:
                 units += (position + left - 1) // unit - (position - 1) // unit
         return units * unit
 
-    def awaits(self, job: Job, depth: int) -> bool:
-        """As `GridPrefillAdder.add_one_req`, for a job that would start from block `depth`."""
-        live = self.core.live
-        if not (live.waits and (live.coming or self.promised)):
-            return False
-        last = (job.known - 1) // self.core.grid
-        return live.awaits(self.core.trail(job), depth, last, self.promised)
+    def awaits(self, job: Job) -> bool:
+        """As `GridPrefillAdder.add_one_req`."""
+        assert job.lookup is not None
+        return self.rules.should_wait(job.lookup, partial(job.key, self.core.grid))
 
     def fits(self, job: Job, start: int, tokens: int) -> bool:
         """As `GridPrefillBudget.check_prefill`."""
         if not self.is_open:
             return False  # a prompt that goes on waits: nobody may take what it waits for
-        core, unit = self.core, self.core.unit_tokens
+        unit = self.core.unit_tokens
         units = ceil_div(job.known - start + _answer(job), unit) + ceil_div(self._total, unit)
-        self._asked = self.leaves + len(core.live.planned(start, start + tokens))
-        return core.admission.missing(units, self.states, self._asked) is None
+        return self.rules.missing(units, start, start + tokens) is None
 
     def admitted(self, job: Job, tokens: int) -> None:
         """As `GridPrefillBudget.reserve`."""
         self._reserve(job, tokens)
-        self.states += 1
-        self.leaves = self._asked
-        core = self.core
-        if core.live.waits:
-            core.live.expect(self.promised, core.trail(job), job.position // core.grid, job.known)
-        taken = core.organization.unit_equivalent(self.states + self.due)
-        left = (core.organization.units_reclaimable() - taken) * core.unit_tokens
+        self.rules.admitted()
+        assert job.lookup is not None
+        self.rules.promise(job.lookup, job.lease, partial(job.key, self.core.grid), job.known)
+        left = self.rules.units_left() * self.core.unit_tokens
         self.is_open = left > self._total and left > self._current
 
     def goes_on(self, job: Job, tokens: int) -> int:
         """As `available_chunk_tokens` and `fit_chunk`: what memory has for the chunk, 0 to wait."""
-        core, unit = self.core, self.core.unit_tokens
+        unit = self.core.unit_tokens
         begun = -job.position % unit
-        low, high = 0, ceil_div(max(0, tokens - begun), unit)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if core.organization.could_fit(Need(middle, self.states + core.live.forced)):
-                low = middle
-            else:
-                high = middle - 1
-        if not low + begun:
+        units = self.rules.chunk_units(ceil_div(max(0, tokens - begun), unit))
+        if not units + begun:
             self.is_open = False
             return 0
-        tokens = min(tokens, begun + low * unit)
+        tokens = min(tokens, begun + units * unit)
         rest = job.known - job.position - tokens
         if rest:
             self._total += rest + _answer(job)

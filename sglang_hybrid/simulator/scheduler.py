@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglang_hybrid.radix.coming import MOST_PASSED_OVER
-from sglang_hybrid.radix.tree import Match
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.decoding import Decoding
 from sglang_hybrid.simulator.flight import InFlight
@@ -55,7 +54,7 @@ class Scheduler:
         line.arrive()
         if not self.running and not self.waiting:
             if line.next_at is None:
-                self.outcome.gave_up = self.core.lifetime.pins_given_up
+                self.outcome.gave_up = self.core.memory.lifetime.pins_given_up
                 return False
             line.advance(line.next_at, 0)
             line.arrive()
@@ -97,13 +96,13 @@ class Scheduler:
         passed_over = 0
         while admits and len(self.waiting) > passed_over and left > 0 and len(self.running) < most:
             job = self.waiting[passed_over]
-            match = self.core.match(job)
-            if rules.awaits(job, match.depth):
+            start = self.core.look_up(job)
+            if rules.awaits(job):
                 passed_over += 1
                 if passed_over == MOST_PASSED_OVER:
                     break
                 continue
-            tokens = self._adopt(job, match, left, rules)
+            tokens = self._adopt(job, start, left, rules)
             if tokens is None:
                 self._blocked = True
                 break
@@ -119,9 +118,7 @@ class Scheduler:
                 break
         for job, _ in chunks[going_on:]:
             self._begin(job)
-        granted = self.core.take(
-            [job for job, _ in chunks], [self.core.units_to(job, end) for job, end in chunks]
-        )
+        granted = self.core.take([job for job, _ in chunks], [end for _, end in chunks])
         assert granted, "what fits was promised"
         return chunks
 
@@ -149,16 +146,15 @@ class Scheduler:
             chunks.append((job, end))
         return chunks
 
-    def _adopt(self, job: Job, match: Match, left: int, rules: SourcePass | EnginePass) -> int | None:
+    def _adopt(self, job: Job, start: int, left: int, rules: SourcePass | EnginePass) -> int | None:
         """Tokens of a job's first chunk; 0 when the step has too few left, None when memory has."""
         core = self.core
-        start = match.depth * core.grid
-        tokens = self.core.chunk(start, job.known, left)
+        tokens = core.chunk(start, job.known, left)
         if not tokens:
             return 0
         if not rules.fits(job, start, tokens):
             return None
-        core.adopt(job, match)
+        core.adopt(job)
         if not rules.fits(job, start, tokens):  # what it adopts is not evictable any more
             core.abandon(job)
             return None

@@ -53,7 +53,7 @@ class Audit:
         state = request.live
         yield from state.kept.values()
         yield from (boundary.checkpoint for boundary in state.boundaries)
-        yield from (c for c in (state.live, state.source, request.adopted) if c is not None)
+        yield from (c for c in (state.live, state.source, state.lease.adopted) if c is not None)
 
     def _held_checkpoints(self) -> dict[Checkpoint, int]:
         return Counter(c for request in self.shadow.running for c in self._states_of(request))
@@ -193,7 +193,7 @@ class Audit:
 
     def _check_content(self) -> None:
         """What the tree offers equals what a cold run would have made."""
-        memory = self.shadow.memory
+        contents = self.shadow.contents
         if len(self._tags) > 100_000:
             self._tags.clear()
         for root in {node.parent for node in self.shadow.tree.nodes() if node.start == 0}:
@@ -203,9 +203,9 @@ class Audit:
             while stack:
                 node, before = stack.pop()
                 tags = self._block_tags(before, node.key)
-                memory.check_kv(node.units, tags, node.blocks * self.shadow.organization.grid)
+                contents.check_kv(node.units, tags, node.blocks * self.shadow.organization.grid)
                 if node.checkpoint is not None:
-                    memory.check_state(place_of(node.checkpoint), tags[-1], start)
+                    contents.check_state(place_of(node.checkpoint), tags[-1], start)
                 stack += [(child, tags[-1]) for child in node.children.values()]
 
     def _block_tags(self, before: int, key: object) -> list[int]:

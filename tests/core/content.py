@@ -1,4 +1,4 @@
-"""Memory that knows what it holds: every cell of an arena carries the tag of the prefix it was made from.
+"""Contents that knows what it holds: every cell of an arena carries the tag of the prefix it was made from.
 
 Addresses are formed exactly as `pools.arena` forms them, so two pieces that overlap destroy each other.
 A freed page or conv line is poisoned; reading poison, or a tag of another prefix, raises.
@@ -57,7 +57,7 @@ def place_of(checkpoint: Checkpoint | None) -> Place:
     return NOWHERE if checkpoint is None else Place(checkpoint.members, checkpoint.line)
 
 
-class Memory:
+class Contents:
     """The first arena of an organization, as cells."""
 
     def __init__(self, organization: Organization) -> None:

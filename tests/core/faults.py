@@ -1,5 +1,6 @@
 """Faults to plant: each breaks one guard of the core, or of the engine's calling order."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,11 +17,12 @@ from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveStates
-from sglang_hybrid.radix.live_state import LiveState, Published
+from sglang_hybrid.radix.live_state import Duplicate, LiveState, Published
+from sglang_hybrid.radix.memory import Memory, Publication
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core import shadow as shadow_module
-from tests.core.content import Memory, Place
+from tests.core.content import Contents, Place
 from tests.core.request import Request
 from tests.core.shadow import Shadow
 from tests.core.worlds import GRID
@@ -219,17 +221,11 @@ def a_boundary_is_kept_though_its_forward_was_never_launched() -> AbstractContex
 
 @fault("S0")
 def tokens_are_published_that_are_not_known() -> AbstractContextManager[object]:
-    publish = Shadow.publish
+    def publish_guesses(request: Request, up_to: int) -> Publication:
+        tokens = [*request.tokens[: request.known], *[VOCABULARY_END] * (up_to - request.known)]
+        return Publication(request.live, array("q", tokens).tobytes(), up_to, request.end)
 
-    def publish_guesses(self: Shadow, request: Request, up_to: int) -> None:
-        known, tokens = request.known, list(request.tokens)
-        if known < up_to:
-            request.known = up_to
-            request.tokens[known:up_to] = [VOCABULARY_END] * (up_to - known)
-        publish(self, request, up_to)
-        request.known, request.tokens = known, tokens
-
-    return patch.object(Shadow, "publish", publish_guesses)
+    return patch.object(Shadow, "_publication", staticmethod(publish_guesses))
 
 
 VOCABULARY_END = 99
@@ -283,6 +279,54 @@ def a_duplicate_is_freed_but_its_row_is_not_repointed() -> AbstractContextManage
         return published
 
     return patch.object(LiveStates, "publish", publish_stale)
+
+
+# -- publish, lock the new path, unlock the old one ------------------------------------------
+
+
+@fault("S1")
+def the_new_path_is_not_locked() -> AbstractContextManager[object]:
+    return planted_publish(locks=False)
+
+
+@fault("S2")
+def the_old_path_stays_locked() -> AbstractContextManager[object]:
+    return planted_publish(unlocks=False)
+
+
+@fault("S0")
+def the_published_blocks_stay_the_request_s_own() -> AbstractContextManager[object]:
+    return planted_publish(hands_over=False)
+
+
+@fault("D0")
+def the_lease_stays_on_the_old_path() -> AbstractContextManager[object]:
+    return planted_publish(moves=False)
+
+
+def planted_publish(
+    *, locks: bool = True, unlocks: bool = True, hands_over: bool = True, moves: bool = True
+) -> AbstractContextManager[object]:
+    """`Memory.publish` without some of its steps."""
+
+    def publish(
+        self: Memory, state: LiveState, text: bytes, length: int, position: int
+    ) -> Sequence[Duplicate]:
+        if state.private:
+            return ()
+        before = state.lease.node
+        published = self.live.publish(state, before, text, length, position)
+        if published.node is before:
+            return ()
+        node = self.tree.lock(published.node) if locks else published.node
+        state.lease.node = node if moves else before
+        if unlocks:
+            self.tree.unlock(before)
+        if hands_over:
+            self.live.handed_over(published)
+        return published.duplicates
+
+    return patch.object(Memory, "publish", publish)
 
 
 # -- promises -------------------------------------------------------------------------------
@@ -341,7 +385,7 @@ def a_pin_is_never_undone() -> AbstractContextManager[object]:
 
 @fault("S1")
 def a_tail_is_not_cleared() -> AbstractContextManager[object]:
-    return patch.object(Memory, "clear_tails", lambda self, due: None)
+    return patch.object(Contents, "clear_tails", lambda self, due: None)
 
 
 @fault("S2")
@@ -357,15 +401,15 @@ def the_tail_of_another_unit_is_cleared() -> AbstractContextManager[object]:
 
 @fault("S0")
 def a_tail_is_cleared_after_its_forward() -> AbstractContextManager[object]:
-    clear = Memory.clear_tails
+    clear = Contents.clear_tails
     late: dict[int, int] = {}
 
-    def clear_before(self: Memory, due: dict[int, int]) -> None:
+    def clear_before(self: Contents, due: dict[int, int]) -> None:
         clear(self, late)
         late.clear()
         late.update(due)
 
-    return patch.object(Memory, "clear_tails", clear_before)
+    return patch.object(Contents, "clear_tails", clear_before)
 
 
 @fault("S1")

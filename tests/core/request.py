@@ -6,9 +6,8 @@ from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.radix.history import Reuse, Trail
-from sglang_hybrid.radix.live_state import LiveState
+from sglang_hybrid.radix.history import Lookup, Reuse
+from sglang_hybrid.radix.live_state import Lease, LiveState
 from sglang_hybrid.radix.tree import Node
 from tests.core.content import Place, next_tag, root_tag
 
@@ -26,9 +25,9 @@ class Request:
     known: int = 0
     tags: list[int] = field(default_factory=list)
     state: LiveState | None = None
-    node: Node | None = None
-    adopted: Checkpoint | None = None
-    trail: Trail | None = None
+    lease: Lease | None = None
+    lookup: Lookup | None = None
+    """The last one while it waited."""
     hit: int = 0
     reuses: list[Reuse] = field(default_factory=list)
     """What each of its admissions found."""
@@ -49,7 +48,7 @@ class Request:
         del self.tokens[self.known :]
         del self.tags[self.known + 1 :]
         self.extend_tags()
-        self.end, self.state, self.node, self.trail = 0, None, None, None
+        self.end, self.state, self.lease, self.lookup = 0, None, None, None
 
     def extend_tags(self) -> None:
         for token in self.tokens[len(self.tags) - 1 :]:
@@ -64,9 +63,18 @@ class Request:
         return self.state
 
     @property
+    def lent(self) -> Lease:
+        assert self.lease is not None
+        return self.lease
+
+    @property
+    def found(self) -> Lookup:
+        assert self.lookup is not None
+        return self.lookup
+
+    @property
     def lock(self) -> Node:
-        assert self.node is not None
-        return self.node
+        return self.lent.node
 
     @property
     def prefilled(self) -> bool:

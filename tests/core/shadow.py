@@ -8,17 +8,17 @@ A launched forward writes at once: on a device, everything runs in the order of 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.reclaim import Reclaim
-from sglang_hybrid.radix.coming import Coming
-from sglang_hybrid.radix.history import Trail
-from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.admission import Pass
+from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.live_state import LiveState
+from sglang_hybrid.radix.memory import Memory, Prefill, Publication
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
-from sglang_hybrid.radix.tree import GridTree, Match, Node
-from tests.core.content import NOWHERE, ContentError, Memory, place_of
+from tests.core.content import NOWHERE, ContentError, Contents, place_of
 from tests.core.request import Forward, Request
 
 TOKEN_BYTES = 8
@@ -26,19 +26,36 @@ VOCABULARY = 3
 """Few tokens, so that prompts and generated text meet again."""
 
 
+class CheckedStates(LiveStates):
+    """Live states that check what an optional checkpoint leaves the others."""
+
+    def begin(self, state: LiveState, start: int, adopted: Checkpoint | None) -> None:
+        old = state.live
+        is_optional = old is not None and old.references == 1
+        super().begin(state, start, adopted)
+        self._check_spare(is_optional and state.live is not old)
+
+    def extend(self, state: LiveState, start: int, end: int) -> None:
+        super().extend(state, start, end)
+        self._check_spare(bool(state.boundaries))
+
+    def _check_spare(self, taken: bool) -> None:
+        """Whoever took an optional checkpoint has left the others what they may need next."""
+        need = Need(units=self.running, checkpoints=self.due)
+        assert not taken or self.organization.could_fit(need), f"a checkpoint left no room for {need}"
+
+
 class Shadow:
     """One scheduler.  Methods are named after what the engine does; they assert what it relies on."""
 
     def __init__(self, organization: Organization, policy: Policy = DEFAULT_POLICY) -> None:
-        self.organization = organization
-        self.tree = GridTree(organization, TOKEN_BYTES)
-        self.lifetime = Lifetime(self.tree)
-        self.live = policy.live_states(self.tree, self.lifetime)
-        self.admission = policy.admission(self.live)
-        self.memory = Memory(organization)
+        states = partial(policy.live_states, kind=CheckedStates)
+        self.memory = memory = Memory(organization, policy, token_bytes=TOKEN_BYTES, states=states)
+        self.organization, self.tree, self.lifetime = organization, memory.tree, memory.lifetime
+        self.live, self.admission, self.pins = memory.live, memory.admission, memory.pins
+        self.contents = Contents(organization)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.pins: dict[int, Checkpoint] = {}
         self.retained: list[Checkpoint] = []
         self.reclaims: list[Reclaim] = []
         self.prepared: list[Forward] = []
@@ -68,94 +85,70 @@ class Shadow:
             self.publish(request, request.end)  # SGLang's stash_chunked_request
             end = min(request.prompt, request.end + chunk)
             more = self._units_to(request, end)
-            if not self.organization.could_fit(self._need(units + more)):
+            if not self.memory.could_fit(Need(units + more, self.live.due)):
                 break
             units += more
             wanted.append((request, end))
-        promised = Coming(self.live.history)
+        rules = self.memory.begin_pass()
+        fresh = []
         for request in list(self.waiting[:most]):
-            if self._awaits(request, promised):
+            if self._should_wait(request, rules):
                 continue
-            if not self._admit(request, chunk, units):
+            if not self._adopt(request, chunk, units, rules):
                 break
             end = min(request.prompt, request.end + chunk)
             units += self._units_to(request, end)
+            fresh.append(request)
             wanted.append((request, end))
-        self._take_units([(request, self._units_to(request, end), end) for request, end in wanted])
-        for request, _ in wanted:
-            if request.adopted is not None:
-                self.lifetime.touch(request.adopted)
-            self._begin(request, request.adopted)
-            self._let_go(request)
-        for request, end in wanted:
-            self.live.extend(request.live, request.end, end)
-            self._check_spare(bool(request.live.boundaries))
+        for request in fresh:
+            self._admit(request)
+        states = [request.live for request, _ in wanted]
+        granted = self.memory.take_units(states, [end for _, end in wanted])
+        assert granted, f"could_fit promised {units - margin} units"
+        self.memory.prepare_prefill([Prefill(request.live, request.end, end) for request, end in wanted])
         for request, end in wanted:
             self._prepare(request, end)
         return [request for request, _ in wanted]
 
-    def _need(self, units: int) -> Need:
-        """What the batch in preparation takes; states of those admitted before are due."""
-        return Need(units, self.live.due)
-
-    def _awaits(self, request: Request, promised: Coming) -> bool:
-        """A prefill that runs computes what this one shares.  Who is admitted here runs at once, so that
-        nobody is merely promised."""
-        grid, known = self.organization.grid, request.known_bytes()
-        last = (request.prompt - 1) // grid
-        match = self.tree.match(request.namespace, known, last)
-        if request.trail is None:
-            request.trail = Trail(request.namespace)
-        self.live.history.extend(request.trail, known, request.prompt - 1)
-        waits = self.live.waits and self.live.awaits(request.trail, match.depth, last, promised)
-        assert not (waits and not self.running), "it waits for nobody"
+    def _should_wait(self, request: Request, rules: Pass) -> bool:
+        """A prefill that runs, or was admitted just now, computes what this one shares."""
+        request.lookup = self.memory.look_up(
+            request.namespace, request.known_bytes(), request.prompt - 1, request.lookup
+        )
+        waits = rules.should_wait(request.lookup, request.known_bytes)
+        assert not (waits and not self.running and not rules.states), "it waits for nobody"
         return waits
 
-    def _admit(self, request: Request, chunk: int, units: int) -> bool:
-        grid = self.organization.grid
-        match = self.tree.match(request.namespace, request.known_bytes(), (request.prompt - 1) // grid)
-        node = self.tree.lock(match.node)
-        if node.checkpoint is not None:
-            self.organization.hold(node.checkpoint)
-        request.node, request.adopted = node, node.checkpoint
-        request.end = match.depth * grid
+    def _adopt(self, request: Request, chunk: int, units: int, rules: Pass) -> bool:
+        """Protect what the request starts from, if there is room for its first chunk."""
+        lookup = request.found
+        lease = self.memory.adopt(lookup.match.node)
+        request.lease, request.end = lease, lookup.match.depth * self.organization.grid
         end = min(request.prompt, request.end + chunk)
         more = self._units_to(request, end)
-        leaves = len(self.live.planned(request.end, end))
-        if self.admission.missing(units + more, 0, leaves) is not None:
-            self._let_go(request)
-            self.tree.unlock(node)
-            request.node, request.end = None, 0
+        if rules.missing(units + more, request.end, end) is not None:
+            self.memory.abandon(lease)
+            request.lease, request.end = None, 0
             return False
+        rules.admitted()
+        if not request.private:
+            rules.promise(lookup, lease, request.known_bytes, request.prompt)
+        return True
+
+    def _admit(self, request: Request) -> None:
         request.hit = request.end
         self.hits += request.hit > 0
         request.lives += 1
-        request.state = LiveState(private=request.private, newcomer=request.lives == 1)
-        request.state.branch = match.attention_depth * grid
-        parted = self.tree.parted(node, request.known_bytes(), match.attention_depth)
-        request.state.parted = [depth * grid for depth in parted]
-        request.state.units = [unit for block in node.path() for unit in block.units]
-        self._record(request, match)
-        self.live.running += 1
-        self._unpin(request)
-        self.waiting.remove(request)
-        self.running.append(request)
-        return True
-
-    def _record(self, request: Request, match: Match) -> None:
-        known, trail = request.known_bytes(), request.trail
-        reuse = self.live.admitted(
-            request.live, request.namespace, known, request.prompt, request.prompt - 1, match, trail
-        )
+        request.state, reuse = self.memory.admit(
+            request.found, request.lent, request.known_bytes(), request.prompt,
+            private=request.private, resumed=request.lives > 1, key=request.rid,
+        )  # fmt: skip
         assert reuse.j_adopt == request.end <= reuse.attention <= reuse.r_max < request.prompt
         assert (reuse.cause is None) == (reuse.lost == 0) and reuse.lost >= reuse.gap_r
         assert len(self.live.history) <= self.live.history.most
         request.reuses.append(reuse)
-
-    def _let_go(self, request: Request) -> None:
-        if request.adopted is not None:
-            checkpoint, request.adopted = request.adopted, None
-            self.organization.release(checkpoint)
+        self.waiting.remove(request)
+        self.running.append(request)
 
     def _units_to(self, request: Request, end: int) -> int:
         held = len(request.state.units) if request.state else request.lock.depth * self.per_block
@@ -164,18 +157,6 @@ class Shadow:
     @property
     def per_block(self) -> int:
         return self.organization.units_per_block
-
-    def _take_units(self, wanted: Sequence[tuple[Request, int, int]]) -> None:
-        """(request, units, its tokens after the coming forward)."""
-        total, size = sum(count for _, count, _ in wanted), self.organization.unit_tokens
-        assert self.lifetime.make_room(Need(units=total)), f"could_fit promised {total} units"
-        units = self.organization.allocate_units(total)
-        assert units is not None, f"make_room promised {total} units"
-        for request, count, end in wanted:
-            for unit in units[:count]:
-                self.organization.leftovers.will_write(unit, min(size, end - len(request.live.units) * size))
-                request.live.units.append(unit)
-            del units[:count]
 
     # -- decode -----------------------------------------------------------------------------
 
@@ -189,33 +170,19 @@ class Shadow:
             if len(batch) == 1 and not self.prepared:
                 return []
             self.preempt(batch.pop())
-        size = self.organization.unit_tokens
-        self._take_units([(request, 1, request.end + 1) for request in batch if request.end % size == 0])
-        for request in batch:
-            start = request.end
-            if start % self.organization.grid == 0:
-                self.publish(request, start)
-                self._begin(request, None)
-            elif request.live.source is not None:
-                self.live.settle(request.live)
+        ends = [request.end + 1 for request in batch]
+        granted = self.memory.take_units([request.live for request in batch], ends)
+        assert granted, f"could_fit promised a unit to each of {len(batch)}"
+        leaving = [request for request in batch if request.end % self.organization.grid == 0]
+        settling = [r.live for r in batch if r.live.source is not None and r not in leaving]
+        self.memory.prepare_decode(settling, [self._publication(r, r.end) for r in leaving])
         for request in batch:
             self._prepare(request, request.end + 1)
         return batch
 
     def _decode_fits(self, batch: Sequence[Request]) -> bool:
         crossing = sum(request.end % self.organization.unit_tokens == 0 for request in batch)
-        return self.organization.could_fit(Need(units=crossing, checkpoints=self.live.forced))
-
-    def _begin(self, request: Request, adopted: Checkpoint | None) -> None:
-        old = request.live.live
-        is_optional = old is not None and old.references == 1
-        self.live.begin(request.live, request.end, adopted)
-        self._check_spare(is_optional and request.live.live is not old)
-
-    def _check_spare(self, taken: bool) -> None:
-        """Whoever took an optional checkpoint has left the others what they may need next."""
-        need = Need(units=self.live.running, checkpoints=self.live.due)
-        assert not taken or self.organization.could_fit(need), f"a checkpoint left no room for {need}"
+        return self.memory.missing_for_step(crossing) is None
 
     # -- the forward ------------------------------------------------------------------------
 
@@ -233,20 +200,20 @@ class Shadow:
     def launch(self) -> None:
         """Run the prepared batch: all of it reads before any of it writes to another's pages."""
         batch, self.prepared = self.prepared, []
-        self.memory.clear_tails(self.organization.leftovers.take())
+        self.contents.clear_tails(self.organization.leftovers.take())
         for forward in batch:
             request = forward.request
-            self.memory.check_tail(forward.units, forward.end)
+            self.contents.check_tail(forward.units, forward.end)
             tag = request.tags[forward.start]
-            self.memory.check_state(forward.source, tag, request.tags[0])
-            self.memory.check_kv(request.live.units, request.tags, forward.start)
+            self.contents.check_state(forward.source, tag, request.tags[0])
+            self.contents.check_kv(request.live.units, request.tags, forward.start)
         self._check_apart(batch)
         for forward in batch:
             request = forward.request
-            self.memory.write_kv(forward.units, request.tags, forward.start, forward.end)
+            self.contents.write_kv(forward.units, request.tags, forward.start, forward.end)
             for depth, place in forward.boundaries:
-                self.memory.write_state(place, request.tags[depth])
-            self.memory.write_state(forward.target, request.tags[forward.end])
+                self.contents.write_state(place, request.tags[depth])
+            self.contents.write_state(forward.target, request.tags[forward.end])
             request.pending = False
             if request.prefilled:
                 request.tokens.append(request.tags[-1] % VOCABULARY)
@@ -258,12 +225,12 @@ class Shadow:
         writers: dict[int, Forward] = {}
         for forward in batch:
             for place in (forward.target, *(place for _, place in forward.boundaries)):
-                for cell in self.memory.cells(place):
+                for cell in self.contents.cells(place):
                     if writers.setdefault(cell, forward) is not forward:
                         raise ContentError("two forwards of a batch write the same state")
         for forward in batch:
             if forward.source != NOWHERE:
-                for cell in self.memory.cells(forward.source):
+                for cell in self.contents.cells(forward.source):
                     if writers.get(cell, forward) is not forward:
                         raise ContentError("a forward reads a state that its batch overwrites")
 
@@ -288,41 +255,22 @@ class Shadow:
 
     def publish(self, request: Request, up_to: int) -> None:
         """`GridPrefixCache.checkpoint`."""
-        if request.private:
-            return
-        old = request.lock
-        length = min(up_to, request.known)
-        published = self.live.publish(request.live, old, request.known_bytes(), length, request.end)
-        if published.node is old:
-            return
-        request.node = self.tree.lock(published.node)
-        self._let_go(request)
-        self.tree.unlock(old)
-        self.live.handed_over(published)
+        self.memory.publish(*self._publication(request, up_to))
+
+    @staticmethod
+    def _publication(request: Request, up_to: int) -> Publication:
+        return Publication(request.live, request.known_bytes(), min(up_to, request.known), request.end)
 
     def release(self, request: Request) -> None:
-        """`release_kv_cache`: units beyond the published path, the lock, then the row."""
-        state, node = request.live, request.lock
-        self.organization.release_units(state.units[node.depth * self.per_block :])
-        self._let_go(request)
-        self.tree.unlock(node)
-        self.live.release(state)
-        self.live.running -= 1
+        """`release_kv_cache`, once what it computed is published."""
+        self.memory.finish(request.live)
         self.running.remove(request)
-        request.state = request.node = None
+        request.state = request.lease = None
 
     def preempt(self, request: Request) -> None:
         """Publish what is launched, pin its deepest boundary, give everything back, wait again."""
         assert not request.pending
-        if not request.private:
-            self.publish(request, request.end)
-            node: Node | None = request.lock
-            while node is not None and node.checkpoint is None:
-                node = node.parent
-            if node is not None and node.checkpoint is not None:
-                self._unpin(request)
-                self.lifetime.pin(node.checkpoint)
-                self.pins[request.rid] = node.checkpoint
+        self.memory.preempt(request.rid, self._publication(request, request.end))
         self.release(request)
         request.restart()
         self.waiting.append(request)
@@ -331,25 +279,17 @@ class Shadow:
         """At any point: waiting, prepared and not launched, or running."""
         if request in self.waiting:
             self.waiting.remove(request)
-            self._unpin(request)
+            self.memory.forget(request.rid)
             return
         self.prepared = [forward for forward in self.prepared if forward.request is not request]
         self.release(request)
-
-    def _unpin(self, request: Request) -> None:
-        checkpoint = self.pins.pop(request.rid, None)
-        if checkpoint is not None:
-            self.lifetime.unpin(checkpoint)
 
     def flush(self) -> None:
         """`GridPrefixCache.reset`, once nothing runs."""
         for request in list(self.running):
             self.abort(request)
         self.prepared, self.launched = [], []
-        self.pins.clear()
         self.retained.clear()
         self.reclaims.clear()
-        self.tree.reset()
-        self.lifetime.reset()
-        self.organization.reset()
-        self.memory.clear()
+        self.memory.flush()
+        self.contents.clear()

@@ -232,8 +232,9 @@ def test_decisions_of_several_at_once(
         assert one.preemptions == len(again), one
     order = ends(witness, prefix, len(requests))
     assert order == [f"{prefix}{one.arrival}-" for one in records]
-    counts = {f"evicted_{field}": value for field, value in twin.core.lifetime.counts._asdict().items()}
-    counts |= twin.core.live.counts._asdict()
+    memory = twin.core.memory
+    counts = {f"evicted_{field}": value for field, value in memory.lifetime.counts._asdict().items()}
+    counts |= memory.live.counts._asdict()
     real = {field: after.raw[f"count_{field}"] - before.raw[f"count_{field}"] for field in TOTALS}
     assert {field: counts[field] for field in TOTALS} == real
     adopting = sum(one.j_adopt > 0 for one in records)
