@@ -59,6 +59,7 @@ def admit(cache: GridPrefixCache, req: Any) -> LiveState:
     req.cached_tokens = found.device_prefix_len
     state = LiveState()
     cache.admitted(req, state)
+    cache.begun(req)
     return state
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
+from sglang_hybrid.engine.last_line import asked
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need, Organization
 from sglang_hybrid.radix.admission import Admission
@@ -139,15 +140,32 @@ class GridPrefillAdder(PrefillAdder):
         self.promised = Coming(self.tree_cache.live.history)
         """Of prefills admitted in this pass."""
         self.passed_over = 0
+        if self.tree_cache.suspects:
+            self.prefill_max_requests = 1
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> AddReqResult:
         """As the stock one; a request whose prefix is being computed stays in the queue, and the next is
-        asked."""
-        if self.tree_cache.awaits(req, self.promised):
-            self.passed_over += 1
-            spent = self.passed_over >= MOST_PASSED_OVER
-            return AddReqResult.OTHER if spent else AddReqResult.CONTINUE
-        return super().add_one_req(req, *args, **kwargs)
+        asked.  One that fails is ended after the pass."""
+        if req.rid in self.tree_cache.failed:
+            return AddReqResult.CONTINUE
+        with asked(self.tree_cache, req):
+            if self.tree_cache.awaits(req, self.promised):
+                self.passed_over += 1
+                spent = self.passed_over >= MOST_PASSED_OVER
+                return AddReqResult.OTHER if spent else AddReqResult.CONTINUE
+            return super().add_one_req(req, *args, **kwargs)
+        self._forget(req)
+        return AddReqResult.CONTINUE
+
+    def _forget(self, req: Req) -> None:
+        """It failed: what it was charged stays charged in this pass, what it locked is let go."""
+        if req in self.can_run_list:
+            self.can_run_list.remove(req)
+        if self.new_chunked_req is req:
+            self.new_chunked_req: Req | None = None
+        if req.lock is not None:
+            self.tree_cache.unlock(req.lock)
+            req.lock = None
 
     def preempt_to_schedule(self, req: Req) -> bool:
         """As the stock one, which preempts before it looks the request up: first of all a request whose
@@ -155,7 +173,11 @@ class GridPrefillAdder(PrefillAdder):
         if (most := self.prefill_max_requests) is not None and len(self.can_run_list) >= most:
             return False
         req.init_next_round_input(self.tree_cache)
-        return self.tree_cache.awaits(req, self.promised) or super().preempt_to_schedule(req)
+        with asked(self.tree_cache, req):
+            waits = self.tree_cache.awaits(req, self.promised)
+        if req.rid in self.tree_cache.failed:
+            return True  # `add_one_req` passes over it
+        return waits or super().preempt_to_schedule(req)
 
     def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
         super()._commit_prefill_admission(req, *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from array import array
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,16 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
     TreeLock,
 )
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_hybrid.engine.last_line import Failed, asked, publishing
 from sglang_hybrid.engine.reuse import Lookup, ReuseLog
 from sglang_hybrid.pools.organization import Checkpoint, Need
 from sglang_hybrid.radix.account import Refusals, binding
 from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.radix.history import Trail
 from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live_state import LiveState
+from sglang_hybrid.radix.live_state import LiveState, Published
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 
@@ -42,8 +45,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENDED_AT = ("door", "arrival")
-"""Requests refused with a sentence in the scheduler, and those that an exception ended before the queue."""
+ENDED_AT = ("door", "arrival", "admission", "prefill")
+"""Requests refused with a sentence in the scheduler, and those that an exception ended: on the way to the
+queue, while they were asked for, while their first forward was prepared."""
 TOKEN_BYTES = 8
 """SGLang keeps token ids in `array('q')`."""
 
@@ -84,6 +88,12 @@ class GridPrefixCache(BasePrefixCache):
         self.refusals = Refusals()
         self.ended: Counter[str] = Counter()
         """Requests that were ended by us, by the stage that they had come to (`ENDED_AT`)."""
+        self.unpublished = 0
+        """Times that an exception kept a request's blocks out of the tree."""
+        self.failed: dict[str, Failed] = {}
+        """By request id, those that failed in the running pass (`last_line.asked`)."""
+        self.suspects: set[str] = set()
+        """Ids of requests of which one made a prefill fail: they are admitted one by one."""
         self.exporter: Exporter | None = None
         """Set where this scheduler has metrics to show."""
         requests.connect(self)
@@ -95,6 +105,14 @@ class GridPrefixCache(BasePrefixCache):
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Joint match (docs/architecture.md); no side effects, SGLang calls it once a pass and request."""
+        if params.req is None:
+            return self._match(params)
+        with asked(self, params.req):
+            return self._match(params)
+        # It is not admitted any more; SGLang's loop over the queue goes on.
+        return self._match(dataclasses.replace(params, key=RadixKey(array("q")), req=None))
+
+    def _match(self, params: MatchPrefixParams) -> MatchResult:
         key = params.key
         namespace = (key.extra_key, key.cache_salt)
         view = memoryview(key.token_ids).cast("B") if key.token_ids else b""
@@ -167,7 +185,12 @@ class GridPrefixCache(BasePrefixCache):
         reuse = self.live.admitted(
             state, lookup.namespace, _encode(tokens), len(tokens), lookup.usable, found, trail
         )
-        self.reuse.admitted(req, lookup.namespace, reuse)
+        req.hybrid_admission = lookup.namespace, reuse
+
+    def begun(self, req: Req) -> None:
+        """The request's first forward is prepared: its admission counts."""
+        self.reuse.admitted(req, *req.hybrid_admission)
+        self.suspects.discard(req.rid)
 
     def adopted(self, req: Req) -> Checkpoint | None:
         """The checkpoint that the request's next forward starts from, if it is a hit."""
@@ -210,13 +233,11 @@ class GridPrefixCache(BasePrefixCache):
 
         Not past the token ids that are known: with overlap scheduling the last one may be missing.
         """
-        req.refresh_fill_ids()
-        known = req.full_untruncated_fill_ids
-        state = self.req_to_token_pool.state(req.kv.req_pool_idx)
-        length = min(up_to, len(known))
+        published: Published | None = None
+        with publishing(self, req):
+            published = self._publish(req, up_to)
         lock = req.lock
-        published = self.live.publish(state, lock.node, _encode(known), length, req.kv.kv_committed_len)
-        if published.node is lock.node:
+        if published is None or published.node is lock.node:
             return
         req.lock = GridLock(self.tree.lock(published.node), DecLockRefParams())
         self.unlock(lock)
@@ -225,6 +246,13 @@ class GridPrefixCache(BasePrefixCache):
             self._repoint(req, block, units)
         req.last_node = published.node
         req.kv.cache_protected_len = req.kv.cache_inserted_len = published.node.depth * self.grid
+
+    def _publish(self, req: Req, up_to: int) -> Published:
+        req.refresh_fill_ids()
+        known = req.full_untruncated_fill_ids
+        state = self.req_to_token_pool.state(req.kv.req_pool_idx)
+        length = min(up_to, len(known))
+        return self.live.publish(state, req.lock.node, _encode(known), length, req.kv.kv_committed_len)
 
     def publish_running(self, req: Req, up_to: int) -> None:
         """`checkpoint` at a boundary that decode is about to leave."""
@@ -286,6 +314,7 @@ class GridPrefixCache(BasePrefixCache):
 
     def release_aborted_request(self, handle: CacheRequestHandle) -> None:
         self.unpin(handle.rid)
+        self.suspects.discard(handle.rid)
         self.reuse.aborted(handle.rid)
 
     # -- eviction and flush -----------------------------------------------------------------

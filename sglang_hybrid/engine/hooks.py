@@ -112,6 +112,12 @@ HOOKS: tuple[Hook, ...] = (
             ("_add_request_to_queue", "queued"),
         )
     ),
+    Hook(
+        f"{SCHEDULER}.Scheduler._get_new_batch_prefill_raw",
+        "sglang_hybrid.engine.last_line:prefill_prepared",
+        HookType.AROUND,
+        SCHEDULER,
+    ),
 )
 
 DOOR: tuple[Hook, ...] = (

@@ -40,6 +40,7 @@ def report(cache: GridPrefixCache) -> dict[str, Any]:
         "refusals": {"_".join(which): count for which, count in cache.refusals.counts.items()},
         "refused_last": "_".join(cache.refusals.last or ()) or None,
         "requests_ended": {stage: cache.ended[stage] for stage in ENDED_AT},
+        "count_unpublished": cache.unpublished,
         "reuse": _reuse(cache),
         "checkpoints_retained": cache.live.retention.retained,
         "count_retained": cache.live.retention.retained_ever,
@@ -115,6 +116,8 @@ def samples(cache: GridPrefixCache) -> Iterator[Sample]:
     for stage in ENDED_AT:
         text = "Requests ended by the plugin: refused at the door, or by an exception at a later stage."
         yield Sample("counter", "requests_ended", text, {"at": stage}, cache.ended[stage])
+    text = "Times that an exception kept a request's blocks out of the cache."
+    yield Sample("counter", "unpublished", text, {}, cache.unpublished)
     yield Sample("gauge", "requests_running", "Admitted requests.", {}, cache.live.running)
     yield Sample("gauge", "pins", "Preempted requests whose state is kept.", {}, len(cache.pins))
     for event, count in live._asdict().items():

@@ -7,13 +7,14 @@ captured decode graph can gather them by `req_pool_indices`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, MambaPool, ReqToTokenPool
 
+from sglang_hybrid.engine.last_line import preparing
 from sglang_hybrid.engine.unit_tails import UnitTails
 from sglang_hybrid.kernels import upload
 from sglang_hybrid.pools.arena import Arenas
@@ -111,6 +112,9 @@ def checkpoint_capacity(organization: Organization) -> int:
 class GridRequests(HybridReqToTokenPool):
     """`HybridReqToTokenPool` whose recurrent state lives in an organization's pages."""
 
+    fresh: Sequence[Req] = ()
+    """Requests of the extend batch in preparation that get their row with it."""
+
     def __init__(self, *, organization: Organization, arenas: Arenas, **kwargs: Any) -> None:
         self.organization = organization
         self.arenas = arenas
@@ -160,6 +164,7 @@ class GridRequests(HybridReqToTokenPool):
         self.states_by_row: list[LiveState | None] = [None] * rows
         self._requests: list[Req | None] = [None] * rows
         self._preparing: list[Req] | None = None
+        """The extend batch in preparation."""
         self._forked: set[int] = set()
         """Rows whose source still differs from their live state."""
         self._unwritten: set[int] = set()
@@ -176,21 +181,24 @@ class GridRequests(HybridReqToTokenPool):
 
     def alloc(self, reqs: list[Req]) -> list[int] | None:
         """Bind rows.  States are given in `alloc_aux_to_lengths`, once the KV units are there."""
-        fresh = [req for req in reqs if not req.kv.holds_kv]
+        self._preparing, self.fresh = reqs, [req for req in reqs if not req.kv.holds_kv]
+        with preparing(reqs):
+            return self._bind(reqs)
+
+    def _bind(self, reqs: list[Req]) -> list[int] | None:
         rows = ReqToTokenPool.alloc(self, reqs)
         if rows is None:
             return None
-        for req in fresh:
+        for req in self.fresh:
             state = LiveState(private=bool(req.skip_radix_cache_insert), newcomer=not req.retracted_stain)
             state.units = self.cache.path_units(req.lock.node)
             state.branch = req.mamba_branching_seqlen or 0
             state.parted = self.cache.parted(req, state.branch)
             self.states_by_row[req.kv.req_pool_idx] = state
             self._requests[req.kv.req_pool_idx] = req
+            self.live.running += 1
             self.cache.unpin(req.rid)
             self.cache.admitted(req, state)
-        self.live.running += len(fresh)
-        self._preparing = reqs
         return rows
 
     def preparing_states(self) -> list[LiveState]:
@@ -203,8 +211,9 @@ class GridRequests(HybridReqToTokenPool):
     ) -> None:
         """Fork or settle every request whose state moves in the coming forward."""
         if self._preparing is not None:
-            reqs, self._preparing = self._preparing, None
-            self._prepare_extend(reqs, target_seq_lens_cpu.tolist())
+            with preparing(self._preparing):
+                self._prepare_extend(self._preparing, target_seq_lens_cpu.tolist())
+            self._preparing = None
         else:
             self._prepare_decode(req_pool_indices_cpu, target_seq_lens_cpu - 1)
         self.cache.changed()
@@ -221,6 +230,8 @@ class GridRequests(HybridReqToTokenPool):
             self.live.extend(state, req.prefix_len, end)
         self._forked.update(row for row, state in zip(rows, states, strict=True) if state.source is not None)
         self._unwritten.update(rows)
+        for req in self.fresh:
+            self.cache.begun(req)
 
     def _prepare_decode(self, rows: torch.Tensor, starts: torch.Tensor) -> None:
         for position, unit in self.decode_units:
@@ -261,6 +272,19 @@ class GridRequests(HybridReqToTokenPool):
         self._unwritten.discard(row)
         super().free(req)
 
+    def take_back(self, req: Req) -> None:
+        """Undo what the preparation of its first forward has given to a request, which may wait again."""
+        self._preparing = None
+        if req.kv.holds_kv:
+            state = self.states_by_row[req.kv.req_pool_idx]
+            if state is not None:
+                self.organization.release_units(state.units[len(self.cache.path_units(req.lock.node)) :])
+            self.free(req)
+        self.cache.unlock(req.lock)
+        before = req.retraction_count, req.retracted_stain, req.is_retracted
+        req.reset_for_retract()
+        req.retraction_count, req.retracted_stain, req.is_retracted = before  # it was not preempted
+
     def clear(self) -> None:
         """Flush: no request is running.  Tree and organization are reset by the cache."""
         # Not `HybridReqToTokenPool.clear`: it clears slot pools that we do not have.
@@ -275,6 +299,12 @@ class GridRequests(HybridReqToTokenPool):
         state = self.states_by_row[row]
         assert state is not None, f"request row {row} has no live state"
         return state
+
+    def bound(self) -> Iterator[tuple[LiveState, Req]]:
+        """Every request that has a row, with its live state."""
+        for state, req in zip(self.states_by_row, self._requests, strict=True):
+            if state is not None and req is not None:
+                yield state, req
 
     def _request(self, row: int) -> Req:
         req = self._requests[row]

@@ -153,6 +153,10 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam("sglang.srt.managers.schedule_policy:PrefillAdder.preempt_to_schedule", "self req"),
     Seam("sglang.srt.managers.scheduler:Scheduler._add_request_to_queue", "self req is_retracted"),
+    Seam(
+        "sglang.srt.managers.scheduler:Scheduler._get_new_batch_prefill_raw",
+        "self prefill_delayer_single_pass running_batch",
+    ),
     Seam("sglang.srt.managers.scheduler:Scheduler._release_aborted_request", "self req"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     Seam("sglang.srt.managers.scheduler:Scheduler.get_output_streamer_class", "self"),

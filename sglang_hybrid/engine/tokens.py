@@ -9,9 +9,11 @@ import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
 from sglang_hybrid.engine.admission import GridPrefillBudget, most_new_tokens
+from sglang_hybrid.engine.last_line import preparing
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.kernels import upload
 from sglang_hybrid.pools.organization import Need, Organization
+from sglang_hybrid.radix.live_state import OutOfState
 
 if TYPE_CHECKING:
     from sglang_hybrid.engine.cache import GridPrefixCache
@@ -86,24 +88,28 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         extend_num_tokens: int,
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
-        """Slots of an extend batch, in the order of `GridRequests.alloc`; None when it does not fit."""
+        """Slots of an extend batch, in the order of `GridRequests.alloc`.  Raises PrefillFailed."""
+        assert self.requests._preparing is not None
+        with preparing(self.requests._preparing):
+            return self._extend(prefix_lens_cpu.tolist(), seq_lens_cpu.tolist())
+
+    def _extend(self, starts: list[int], ends: list[int]) -> torch.Tensor:
         states = self.requests.preparing_states()
         unit_tokens = self.page_size
-        ends = seq_lens_cpu.tolist()
         wanted = [ceil_div(end, unit_tokens) - len(s.units) for s, end in zip(states, ends, strict=True)]
         fresh = self._take(sum(wanted))
         if fresh is None:
-            return None
+            raise OutOfState(f"no {sum(wanted)} units for an admitted prefill")
         units: list[int] = []
         shifts: list[int] = []
         taken = tokens = 0
-        starts = prefix_lens_cpu.tolist()
-        for state, start, end, count in zip(states, starts, ends, wanted, strict=True):
-            for unit in fresh[taken : taken + count]:
-                written = min(unit_tokens, end - len(state.units) * unit_tokens)
-                self.organization.leftovers.will_write(unit, written)
-                state.units.append(unit)
+        # At once: what a request has, `take_back` finds.
+        for state, count in zip(states, wanted, strict=True):
+            state.units += fresh[taken : taken + count]
             taken += count
+        for state, start, end, count in zip(states, starts, ends, wanted, strict=True):
+            for index, unit in enumerate(state.units[len(state.units) - count :], len(state.units) - count):
+                self.organization.leftovers.will_write(unit, min(unit_tokens, end - index * unit_tokens))
             first = start // unit_tokens
             # From a token's place in the batch to its place in the units of the batch, end to end.
             shifts.append((len(units) - first) * unit_tokens + start - tokens)
@@ -111,7 +117,7 @@ class GridTokens(PagedTokenToKVPoolAllocator):
             units += state.units[first : ceil_div(end, unit_tokens)]
         first_slots = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
         shift = torch.tensor(shifts, dtype=torch.int64)
-        place = torch.arange(tokens) + shift.repeat_interleave(seq_lens_cpu - prefix_lens_cpu)
+        place = torch.arange(tokens) + shift.repeat_interleave(torch.tensor(ends) - torch.tensor(starts))
         return upload((first_slots[:, None] + self._offsets).view(-1)[place], self.device)
 
     def alloc_decode(
@@ -134,8 +140,9 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         return out
 
     def free(self, free_index: torch.Tensor) -> None:
-        """Release the units under these slots.  SGLang's regular releases come by `free_kv_row`."""
-        if free_index.numel():
+        """Release the units under these slots.  SGLang's regular releases come by `free_kv_row`; those of a
+        batch whose preparation failed are `GridRequests.take_back`'s."""
+        if free_index.numel() and self.requests._preparing is None:
             units = torch.unique(free_index // self.organization.slots_per_unit).tolist()
             self.organization.release_units(units)
 

@@ -1,4 +1,4 @@
-"""A SGLang plugin of the engine tests: takes guards out of a running server, and back in.
+"""A SGLang plugin of the engine tests: takes guards out of a running server, and plants faults.
 
 A fault is in while the file of its name lies in the folder that the environment variable names.
 """
@@ -23,6 +23,10 @@ TAIL_LATE = "tail-late"
 TAILS = (TAIL_SKIPPED, TAIL_ELSEWHERE, TAIL_LATE)
 PREEMPT = "preempt"
 """No fault: SGLang's own test switch, every third forward preempts what decodes (`SGLANG_TEST_RETRACT`)."""
+NO_DOOR = "no-door"
+"""Whatever a tokenized request brings may pass."""
+CURSED = "cursed-"
+"""How the id of a request begins that fails where a file `raise-STAGE` says."""
 SCHEDULER = "sglang.srt.managers.scheduler"
 
 
@@ -75,5 +79,60 @@ def plant() -> None:
 
         sys.modules[SCHEDULER].TEST_RETRACT = Switch(folder / PREEMPT)  # type: ignore[attr-defined]
         faults.plant(folder)
+    _plant_in_requests(folder)
     exact_recurrence.round_state = round_state
     segments.piece_bounds = piece_bounds
+
+
+def _plant_in_requests(folder: Path) -> None:
+    """Guards and exceptions on a request's way."""
+    from sglang_hybrid.engine import door, door_rules
+
+    honest = door_rules.fault
+
+    def fault(request: Any, limits: Any) -> str | None:
+        return None if (folder / NO_DOOR).exists() else honest(request, limits)
+
+    def curse(owner: Any, name: str, stage: str, requests_of: Any, after: bool = False) -> None:
+        """`owner.name` raises while `raise-STAGE` exists and one of its requests is cursed; `after`: having
+        done its work."""
+        honest_call = getattr(owner, name)
+
+        def cursed(*args: Any, **kwargs: Any) -> Any:
+            is_cursed = (folder / f"raise-{stage}").exists() and any(
+                req.rid.startswith(CURSED) for req in requests_of(*args, **kwargs)
+            )
+            done = honest_call(*args, **kwargs) if after or not is_cursed else None
+            if is_cursed:
+                raise RuntimeError(f"planted at {stage}")
+            return done
+
+        setattr(owner, name, cursed)
+
+    door.fault = fault  # type: ignore[attr-defined]
+    if SCHEDULER not in sys.modules:
+        return
+    from sglang_hybrid.engine.cache import GridPrefixCache
+    from sglang_hybrid.engine.page_maps import PageMapMetadata
+    from sglang_hybrid.engine.requests import GridRequests
+    from sglang_hybrid.engine.tokens import GridTokens
+
+    def in_rows(self: Any, rows: Any, *rest: Any) -> Any:
+        return [self._request(row) for row in rows.tolist()]
+
+    def in_forward(self: Any, batch: Any, *rest: Any) -> Any:
+        return in_rows(self.requests, batch.req_pool_indices_cpu)
+
+    scheduler = sys.modules[SCHEDULER].Scheduler
+    curse(scheduler, "init_req_max_new_tokens", "arrival", lambda self, req: [req])
+    curse(GridPrefixCache, "_match", "match", lambda self, params: [params.req] if params.req else [])
+    curse(GridPrefixCache, "awaits", "asking", lambda self, req, promised: [req])
+    curse(GridPrefixCache, "expect", "expecting", lambda self, req, promised: [req])
+    curse(GridPrefixCache, "admitted", "binding", lambda self, req, state: [req])
+    curse(GridTokens, "_extend", "units", lambda self, *rest: self.requests._preparing)
+    curse(GridRequests, "_prepare_extend", "prefill", lambda self, reqs, ends: reqs)
+    curse(GridPrefixCache, "begun", "begun", lambda self, req: [req])
+    curse(GridPrefixCache, "_publish", "publish", lambda self, req, up_to: [req])
+    curse(GridPrefixCache, "_publish", "published", lambda self, req, up_to: [req], after=True)
+    curse(GridRequests, "_prepare_decode", "decode", in_rows)
+    curse(PageMapMetadata, "_extend_maps", "maps", in_forward)
