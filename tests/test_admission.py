@@ -10,11 +10,8 @@ from sglang_hybrid.engine.admission import GridPrefillBudget, longest_request
 from sglang_hybrid.engine.build import most_running
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need
-from sglang_hybrid.radix.admission import Admission
-from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveStates
-from sglang_hybrid.radix.live_state import LiveState
-from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.radix.memory import Memory, Prefill
+from sglang_hybrid.radix.policy import Policy
 from tests.core.worlds import NAMES, World
 
 
@@ -22,18 +19,14 @@ from tests.core.worlds import NAMES, World
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> None:
     """HB-20: the longest prompt, in chunks that leave published states behind, in the order of the engine."""
-    organization = World(name, pages=30, units=50, states=3).build()
-    tree = GridTree(organization, 1)
-    lifetime = Lifetime(tree)
-    live = LiveStates(tree, lifetime)
-    state = LiveState()
-    admission = Admission(live, lifetime)
-    cache = SimpleNamespace(live=live, admission=admission, refused=lambda at, need: None)
+    memory = Memory(World(name, pages=30, units=50, states=3).build(), token_bytes=1)
+    organization = memory.organization
+    cache = SimpleNamespace(memory=memory, refused=lambda at, need: None)
     allocator = SimpleNamespace(organization=organization, page_size=organization.unit_tokens)
     prompt = longest_request(organization)
     tokens = bytes(i % 251 for i in range(prompt))
-    node = tree.lock(tree.match((None, None), tokens, 0).node)
-    live.running = 1
+    lookup = memory.look_up((None, None), tokens, prompt - 1)
+    state, _ = memory.admit(lookup, memory.adopt(lookup.match.node), tokens, prompt)
     done = 0
     while done < prompt:
         budget = GridPrefillBudget(allocator, cache)
@@ -41,17 +34,9 @@ def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> Non
         room = budget.available_chunk_tokens(chunk)
         assert room, f"{prompt - done} of {prompt} tokens wait for ever: {organization.usage()}"
         end = min(prompt, done + room)
-        units = ceil_div(end, organization.unit_tokens) - len(state.units)
-        assert lifetime.make_room(Need(units=units)), "the promised units are not there"
-        state.units += organization.allocate_units(units) or []
-        live.begin(state, done, None)
-        live.extend(state, done, end)
-        published = live.publish(state, node, tokens, end, end)
-        if published.node is not node:
-            locked = tree.lock(published.node)
-            tree.unlock(node)
-            node = locked
-            live.handed_over(published)
+        assert memory.take_units([state], [end]), "the promised units are not there"
+        memory.prepare_prefill([Prefill(state, done, end)])
+        memory.publish(state, tokens, end, end)
         done = end
     assert len(state.units) == ceil_div(prompt, organization.unit_tokens)
 
@@ -61,12 +46,9 @@ def test_a_prompt_that_is_alone_goes_on_to_its_end(name: str, chunk: int) -> Non
 def test_whatever_is_not_too_long_is_admitted_when_nothing_runs(name: str, headroom: float) -> None:
     """`longest_request` and `check_prefill` count the same pieces, without SGLang's page for rounding."""
     organization = World(name, pages=30, units=50, states=3).build()
-    lifetime = Lifetime(GridTree(organization, 1))
-    live = LiveStates(lifetime.tree, lifetime)
+    memory = Memory(organization, Policy(headroom), token_bytes=1)
     page = organization.unit_tokens
-    cache = SimpleNamespace(
-        live=live, admission=Admission(live, lifetime, headroom), refused=lambda *why: None
-    )
+    cache = SimpleNamespace(memory=memory, refused=lambda *why: None)
     longest = longest_request(organization)
     for tokens in range(1, organization.token_capacity() + 3 * page):
         budget = GridPrefillBudget(SimpleNamespace(organization=organization, page_size=page), cache)
@@ -75,7 +57,7 @@ def test_whatever_is_not_too_long_is_admitted_when_nothing_runs(name: str, headr
         )
         assert admitted is organization.capacity_fits(Need(ceil_div(tokens, page), 1)), tokens
         assert admitted or tokens > longest
-    live.running = live._alive = 1
+    memory.live.running = memory.live._alive = 1
     budget = GridPrefillBudget(SimpleNamespace(organization=organization, page_size=page), cache)
     admitted, _ = budget.check_prefill(
         extend_input_len=page, total_tokens=2 * page, input_tokens=page, chunk_limit=None
@@ -88,18 +70,15 @@ def test_whatever_is_not_too_long_is_admitted_when_nothing_runs(name: str, headr
 def test_as_many_may_run_as_is_announced(name: str, headroom: float) -> None:
     """Requests of one unit each, in one pass."""
     organization = World(name, pages=40, units=50, states=9).build()
-    lifetime = Lifetime(GridTree(organization, 1))
-    live = LiveStates(lifetime.tree, lifetime)
+    memory = Memory(organization, Policy(headroom), token_bytes=1)
     page = organization.unit_tokens
-    cache = SimpleNamespace(
-        live=live, admission=Admission(live, lifetime, headroom), refused=lambda *why: None
-    )
+    cache = SimpleNamespace(memory=memory, refused=lambda *why: None)
     budget = GridPrefillBudget(SimpleNamespace(organization=organization, page_size=page), cache)
     running = 0
-    while budget.check_prefill(
-        extend_input_len=1, total_tokens=1 + page, input_tokens=1, chunk_limit=None
-    )[0]:
+    while budget.check_prefill(extend_input_len=1, total_tokens=1 + page, input_tokens=1, chunk_limit=None)[
+        0
+    ]:
         running += 1
-        budget.states += 1
+        budget.rules.states += 1
         budget.total_offset += page
     assert running == most_running(organization, headroom) > 1

@@ -25,6 +25,7 @@ from sglang_hybrid.engine.unit_tails import UnitTails
 from sglang_hybrid.kernels import Segments, upload
 from sglang_hybrid.kernels.samples import SAMPLES
 from sglang_hybrid.pools.leftovers import Leftovers
+from sglang_hybrid.radix.memory import Memory, Publication
 
 GRID, UNIT = 512, 256
 MOST_COPIES, MOST_OPERATIONS = 2, 30
@@ -119,7 +120,7 @@ class Batch:
         )  # fmt: skip
         self.states = [
             SimpleNamespace(
-                units=[next(units) for _ in range(-(-begin // UNIT))],
+                units=[next(units) for _ in range(-(-begin // UNIT))], lease=SimpleNamespace(adopted=None),
                 live=checkpoint(row), source=checkpoint(100 + row) if row % 2 else None,
                 boundaries=[(depth, checkpoint(200 + row)) for depth in range(GRID, begin + length, GRID)],
             )
@@ -134,17 +135,21 @@ class Batch:
         self.requests.state = lambda row: self.states[row - 1]
         self.requests._forked, self.requests._unwritten = set(), set()
         self.requests._request = lambda row: row
-        self.requests.cache = SimpleNamespace(
-            adopted=lambda req: None, drop_adopted=lambda req: None, changed=lambda: None,
-            publish_running=lambda row, start: None,
-        )  # fmt: skip
-        self.requests.live = SimpleNamespace(
+        memory: Any = object.__new__(Memory)
+        memory.organization, memory.unit_tokens, memory._step_units = organization, UNIT, []
+        memory.lifetime = SimpleNamespace(make_room=lambda need: True)
+        memory.publish = lambda *one: ()
+        memory.live = SimpleNamespace(
             begin=lambda *args: None, extend=lambda *args: None,
             settle=lambda state: state.__dict__.update(source=None),
         )  # fmt: skip
-        self.requests.decode_units = []
+        cache: Any = SimpleNamespace(
+            memory=memory, changed=lambda: None, published=lambda row, duplicates: None,
+            publication=lambda row, start: Publication(self.requests.state(row), b"", 0, start),
+        )  # fmt: skip
+        self.requests.connect(cache)
         self.tokens = GridTokens(organization, self.requests, torch.float32, "cpu", SimpleNamespace())
-        self.tokens.connect(SimpleNamespace(lifetime=SimpleNamespace(make_room=lambda need: True)))
+        self.tokens.connect(cache)
         self.backend: Any = object.__new__(PageMapMetadata)
         self.backend.requests, self.backend.device = self.requests, "cuda"
         self.cleared: list[tuple[int, int]] = []

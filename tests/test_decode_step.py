@@ -218,11 +218,15 @@ def preparing(states: dict[int, Any]) -> tuple[GridRequests, list[int]]:
     requests = object.__new__(GridRequests)
     requests.organization = SimpleNamespace(grid=8)
     requests.maps = PageMaps(64, 3, "meta")
-    requests.decode_units, requests._forked, requests._unwritten = [], set(), set()
+    requests._forked, requests._unwritten = set(), set()
     requests.state = states.__getitem__
     requests._request = lambda row: row
-    requests.cache = SimpleNamespace(publish_running=lambda row, start: published.append(row))
-    requests.live = SimpleNamespace(begin=lambda state, start, adopted: None, settle=lambda state: None)
+    requests.cache = SimpleNamespace(
+        publication=lambda row, start: row, published=lambda row, duplicates: published.append(row)
+    )
+    requests.memory = SimpleNamespace(
+        step_units=0, prepare_decode=lambda settling, leaving, crossing: [()] * len(leaving)
+    )
     return requests, published
 
 

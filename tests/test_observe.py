@@ -46,6 +46,7 @@ def cache_of(name: str = "S1") -> GridPrefixCache:
 def request(rid: str, tokens: range, salt: str | None = None) -> Any:
     return SimpleNamespace(
         rid=rid, tokens=array("q", tokens), salt=salt, customized_info=None, cached_tokens=0,
+        skip_radix_cache_insert=False, retracted_stain=False,
         output_ids=[1, 2], finished=lambda: True,
         finished_reason=SimpleNamespace(to_json=lambda: {"type": "length"}),
     )  # fmt: skip
@@ -57,8 +58,7 @@ def admit(cache: GridPrefixCache, req: Any) -> LiveState:
     found = cache.match_prefix(MatchPrefixParams(key=key, req=req))
     req.lock, req.full_untruncated_fill_ids = cache.lock(found.last_device_node), req.tokens
     req.cached_tokens = found.device_prefix_len
-    state = LiveState()
-    cache.admitted(req, state)
+    state = cache.admitted(req)
     cache.begun(req)
     return state
 
@@ -71,9 +71,8 @@ def compute(cache: GridPrefixCache, req: Any, state: LiveState) -> None:
     assert checkpoint is not None
     state.kept[blocks * GRID] = checkpoint
     data = req.tokens.tobytes()
-    published = cache.live.publish(state, req.lock.node, data, len(req.tokens), len(req.tokens))
-    cache.live.handed_over(published)
-    cache.unlock(req.lock)
+    cache.memory.publish(state, data, len(req.tokens), len(req.tokens))
+    cache.memory.finish(state)
 
 
 @pytest.fixture

@@ -22,10 +22,12 @@ from sglang_hybrid.engine.cache import GridPrefixCache
 from sglang_hybrid.engine.observe import report
 from sglang_hybrid.engine.requests import GridRequests, PageMaps
 from sglang_hybrid.engine.tokens import GridTokens
+from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.coming import MOST_PASSED_OVER
 from sglang_hybrid.radix.order import Limit
 from sglang_hybrid.radix.policy import Policy
 from tests.core.worlds import World
+from tests.support.publish_faults import FAULTS as PUBLISH_FAULTS
 
 GRID = 8
 PROMPT = 20
@@ -62,7 +64,7 @@ class Pools:
         self.requests.organization = organization
         self.requests.maps = PageMaps(rows, organization.members, "cpu")
         self.requests.states_by_row, self.requests._requests = [None] * rows, [None] * rows
-        self.requests._preparing, self.requests.decode_units = None, []
+        self.requests._preparing = None
         self.requests._forked, self.requests._unwritten = set(), set()
         self.tokens = GridTokens(organization, self.requests, torch.float32, "cpu", SimpleNamespace())
         self.cache = GridPrefixCache(self.requests, self.tokens, enable_metrics=False, policy=policy)
@@ -104,6 +106,31 @@ def request(rid: str, salt: str | None = None) -> Any:
     sampling.normalize(None)
     ids = array("q", range(5, 5 + PROMPT))
     return Req(rid, "", ids, sampling, vocab_size=512, cache_salt=salt)
+
+
+def serve_in_two_chunks() -> None:
+    """A request that publishes twice, and its end."""
+    pools = Pools(Policy())
+    req = request("chunked")
+    assert pools.admits(req, pools.adder(chunk=GRID))
+    pools.prefill(req, GRID)
+    pools.prefill(req, PROMPT)
+    req.output_ids.append(7)
+    req.finished_reason = FINISH_LENGTH(1)
+    release_kv_cache(req, pools.cache, checkpoint=True)
+    pools.cache.check_integrity()
+    assert pools.tokens.verify_byte_accounting() == []
+    assert pools.cache.protected_size() == 0
+
+
+@pytest.mark.parametrize("fault", [None, *PUBLISH_FAULTS])
+def test_a_fault_in_publishing_is_seen_through_the_adapters(fault: str | None) -> None:
+    """SGLang's requests, in the memory of a server: publish, lock the new path, unlock the old one."""
+    if fault is None:
+        serve_in_two_chunks()
+        return
+    with PUBLISH_FAULTS[fault](), pytest.raises((IntegrityError, AssertionError)):
+        serve_in_two_chunks()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_hybrid.pools.organization import Organization
+from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.policy import Policy
 from sglang_hybrid.simulator.cost import StepCost, Weights
 from sglang_hybrid.simulator.outcome import Outcome, Record
@@ -17,6 +18,7 @@ from sglang_hybrid.simulator.run import simulate
 from sglang_hybrid.simulator.scheduler import Scheduler
 from sglang_hybrid.simulator.setting import ENGINE, SOURCE, Serving, Setting, Victim
 from tests.core.worlds import GRID, NAMES, World
+from tests.support.publish_faults import FAULTS as PUBLISH_FAULTS
 
 COST = StepCost(1e12, 1e12, Weights(1e9, 2e9, 1e5), kv_bytes=1e6, state_bytes=1e8, overhead=1e-3)
 SERVINGS = {
@@ -97,6 +99,14 @@ def test_every_step_conserves(name: str, serving: str) -> None:
         assert outcome.output_tokens == sum(one.new for one in outcome.records)
     assert adopted
     assert preemptions or serving == "engine", "INCONCLUSIVE: nothing was preempted"
+
+
+@pytest.mark.parametrize("fault", PUBLISH_FAULTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fault_in_what_serves_is_seen_here(name: str, fault: str) -> None:
+    """The memory of the simulator is the one of a server: what is broken in it breaks a simulated run."""
+    with PUBLISH_FAULTS[fault](), pytest.raises((IntegrityError, AssertionError)):
+        checked(setting(name, ENGINE), traffic(0, 40))
 
 
 class StepByStep(Scheduler):

@@ -20,6 +20,7 @@ from sglang_hybrid.kernels import Route, choose, write_states, write_windows
 from sglang_hybrid.pools.arena import Arenas, StateShape
 from sglang_hybrid.pools.factory import make_organization, smallest_budget
 from sglang_hybrid.pools.organization import Organization
+from sglang_hybrid.radix.memory import Memory
 from tests.support.planted.whole_page_backend import attend
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -170,9 +171,9 @@ def test_a_flush_heals_kv_that_a_model_made_nan(name: str) -> None:
 
 def tokens_over(world: World, states: list[Any]) -> Any:
     """SGLang's allocator over the world, for requests with these live states."""
-    requests = SimpleNamespace(_preparing=[], preparing_states=lambda: states, decode_units=[])
+    requests = SimpleNamespace(_preparing=[], preparing_states=lambda: states)
     tokens = GridTokens(world.organization, requests, BF16, "cpu", None)  # type: ignore[arg-type]
-    tokens.connect(SimpleNamespace(lifetime=SimpleNamespace(make_room=lambda need: True)))  # type: ignore[arg-type]
+    tokens.connect(SimpleNamespace(memory=Memory(world.organization)))  # type: ignore[arg-type]
     return tokens
 
 
@@ -191,8 +192,8 @@ def test_a_prefill_clears_its_last_block_alone() -> None:
     assert world.organization.leftovers.take() == {a: GRID, b: GRID, c: 7, states[1].units[0]: GRID}
     lengths = torch.tensor([GRID + 1, 31])
     tokens.alloc_decode(lengths, lengths, torch.tensor([5, 6]))
-    ((position, unit),) = tokens.requests.decode_units
-    assert position == 0 and world.organization.leftovers.take() == {unit: 1}
+    (unit,) = tokens.memory._step_units
+    assert world.organization.leftovers.take() == {unit: 1}
 
 
 def test_poison_waits_for_the_next_forward() -> None:

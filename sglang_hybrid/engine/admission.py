@@ -11,9 +11,8 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from sglang_hybrid.engine.last_line import asked
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need, Organization
-from sglang_hybrid.radix.admission import Admission
-from sglang_hybrid.radix.coming import MOST_PASSED_OVER, Coming
-from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.admission import Pass
+from sglang_hybrid.radix.coming import MOST_PASSED_OVER
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -53,23 +52,15 @@ class GridPrefillBudget(PrefillBudget):
     def __init__(self, allocator: Any, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> None:
         super().__init__(allocator, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
         self.organization: Organization = allocator.organization
-        self.live: LiveStates = tree_cache.live
         self.refused = tree_cache.refused
-        # Published live states may have to fork even when memory is short: `LiveStates.due`.
-        self.due: int = self.live.due
-        self.admission: Admission = tree_cache.admission
-        self.states = 0
-        """Live states of requests admitted in this pass, not allocated yet."""
-        self.leaves = self._asked = 0
-        """Checkpoints that they will leave; with those of the request that was asked for last."""
+        self.rules: Pass = tree_cache.memory.begin_pass()
         self.begun = 0
         """Tokens for which the chunked prompt's last unit has room."""
         self.closed = False
         """A chunked prompt could not go on: nobody may take what it waits for."""
 
     def _available_and_evictable(self) -> int:
-        taken = self.organization.unit_equivalent(self.states + self.due)
-        return (self.organization.units_reclaimable() - taken) * self.page_size
+        return self.rules.units_left() * self.page_size
 
     def has_capacity(self) -> bool:
         return not self.closed and super().has_capacity()
@@ -91,8 +82,7 @@ class GridPrefillBudget(PrefillBudget):
         units = own + ceil_div(math.ceil(self.total_offset), self.page_size)
         start = input_tokens - extend_input_len
         end = start + min(extend_input_len, extend_input_len if chunk_limit is None else chunk_limit)
-        self._asked = self.leaves + len(self.live.planned(start, end))
-        missing = self.admission.missing(units, self.states, self._asked)
+        missing = self.rules.missing(units, start, end)
         if missing is None:
             return True, chunk_limit
         self.refused("admission", missing)
@@ -100,21 +90,14 @@ class GridPrefillBudget(PrefillBudget):
 
     def available_chunk_tokens(self, chunk_limit: int) -> int | None:
         """Tokens that a chunked prompt may go on with; it waits when others hold the memory."""
-        # Its live state goes on in place unless somebody has adopted it, and its last unit may have room.  A
-        # prompt that is alone must never wait for more.
+        # Its last unit may have room.
         decodes = int(self.current_offset)  # in this batch, when chunks are mixed: a unit each, at most
-        low, high = 0, ceil_div(max(0, chunk_limit - self.begun), self.page_size)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.organization.could_fit(Need(middle + decodes, self.states + self.live.forced)):
-                low = middle
-            else:
-                high = middle - 1
-        if not low + self.begun:
+        units = self.rules.chunk_units(ceil_div(max(0, chunk_limit - self.begun), self.page_size), decodes)
+        if not units + self.begun:
             self.closed = True
-            self.refused("chunk", Need(1 + decodes, self.states + self.live.forced))
+            self.refused("chunk", self.rules.chunk_need(1 + decodes))
             return None
-        return min(chunk_limit, self.begun + low * self.page_size)
+        return min(chunk_limit, self.begun + units * self.page_size)
 
     def fit_chunk(self, *, extend_input_len: int, max_new_tokens: int, chunk_limit: int) -> int | None:
         if extend_input_len > chunk_limit:
@@ -125,8 +108,7 @@ class GridPrefillBudget(PrefillBudget):
     def reserve(self, *args: Any, is_chunked_continuation: bool = False, **kwargs: Any) -> None:
         super().reserve(*args, is_chunked_continuation=is_chunked_continuation, **kwargs)
         if not is_chunked_continuation:
-            self.states += 1
-            self.leaves = self._asked
+            self.rules.admitted()
 
 
 class GridPrefillAdder(PrefillAdder):
@@ -137,8 +119,6 @@ class GridPrefillAdder(PrefillAdder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.exact_chunk_fill = True
-        self.promised = Coming(self.tree_cache.live.history)
-        """Of prefills admitted in this pass."""
         self.passed_over = 0
         if self.tree_cache.suspects:
             self.prefill_max_requests = 1
@@ -149,7 +129,7 @@ class GridPrefillAdder(PrefillAdder):
         if req.rid in self.tree_cache.failed:
             return AddReqResult.CONTINUE
         with asked(self.tree_cache, req):
-            if self.tree_cache.awaits(req, self.promised):
+            if self.tree_cache.awaits(req, self.memory_budget.rules):
                 self.passed_over += 1
                 spent = self.passed_over >= MOST_PASSED_OVER
                 return AddReqResult.OTHER if spent else AddReqResult.CONTINUE
@@ -174,14 +154,14 @@ class GridPrefillAdder(PrefillAdder):
             return False
         req.init_next_round_input(self.tree_cache)
         with asked(self.tree_cache, req):
-            waits = self.tree_cache.awaits(req, self.promised)
+            waits = self.tree_cache.awaits(req, self.memory_budget.rules)
         if req.rid in self.tree_cache.failed:
             return True  # `add_one_req` passes over it
         return waits or super().preempt_to_schedule(req)
 
     def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
         super()._commit_prefill_admission(req, *args, **kwargs)
-        self.tree_cache.expect(req, self.promised)
+        self.tree_cache.expect(req, self.memory_budget.rules)
 
     def add_chunked_req(self, req: Req) -> Req | None:
         self.memory_budget.begun = -req.prefix_len % self.page_size

@@ -25,16 +25,17 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_hybrid.engine.last_line import Failed, asked, publishing
-from sglang_hybrid.engine.reuse import Lookup, ReuseLog
-from sglang_hybrid.pools.organization import Checkpoint, Need
+from sglang_hybrid.engine import holders
+from sglang_hybrid.engine.last_line import Failed, asked
+from sglang_hybrid.engine.reuse import ReuseLog
+from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.radix.account import Refusals, binding
-from sglang_hybrid.radix.coming import Coming
-from sglang_hybrid.radix.history import Trail
-from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live_state import LiveState, Published
+from sglang_hybrid.radix.admission import Pass
+from sglang_hybrid.radix.history import Lookup
+from sglang_hybrid.radix.live_state import Duplicate, Lease, LiveState
+from sglang_hybrid.radix.memory import Memory, Publication
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
-from sglang_hybrid.radix.tree import GridTree, Match, Node
+from sglang_hybrid.radix.tree import Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -54,9 +55,9 @@ TOKEN_BYTES = 8
 
 @dataclasses.dataclass
 class GridLock(TreeLock):
-    """A lock on a path that may also hold the checkpoint at its end: the adoption of a hit."""
+    """A lock of SGLang's on a path; its lease is a running request's once that has its live state."""
 
-    adopted: Checkpoint | None = None
+    lease: Lease | None = None
 
 
 class GridPrefixCache(BasePrefixCache):
@@ -77,13 +78,12 @@ class GridPrefixCache(BasePrefixCache):
         self.device = tokens.device
         self.disable = False
         self.sliding_window_size = None
-        self.tree = GridTree(self.organization, TOKEN_BYTES)
-        self.lifetime = Lifetime(self.tree)
-        self.lifetime.on_given_up = self._given_up
-        self.live = policy.live_states(self.tree, self.lifetime)
-        self.admission = policy.admission(self.live)
-        self.pins: dict[str, Checkpoint] = {}
-        """The deepest boundary of each preempted request, by request id."""
+        self.memory = memory = Memory(self.organization, policy, token_bytes=TOKEN_BYTES)
+        memory.on_given_up = self._given_up
+        memory.on_unpublished = self._unpublished
+        # For reports.
+        self.tree, self.lifetime, self.live = memory.tree, memory.lifetime, memory.live
+        self.admission, self.pins = memory.admission, memory.pins
         self.reuse = ReuseLog(self.grid)
         self.refusals = Refusals()
         self.ended: Counter[str] = Counter()
@@ -116,9 +116,12 @@ class GridPrefixCache(BasePrefixCache):
         key = params.key
         namespace = (key.extra_key, key.cache_salt)
         view = memoryview(key.token_ids).cast("B") if key.token_ids else b""
-        match = self.tree.match(namespace, view, len(key) // self.grid)
-        if params.req is not None:
-            params.req.hybrid_lookup = Lookup(namespace, len(key), match)
+        if params.req is None:
+            match = self.memory.match(namespace, view, len(key))
+        else:
+            before: Lookup | None = getattr(params.req, "hybrid_lookup", None)
+            lookup = params.req.hybrid_lookup = self.memory.look_up(namespace, view, len(key), before)
+            match = lookup.match
         length = match.depth * self.grid
         return MatchResult(
             device_prefix_len=length,
@@ -131,77 +134,51 @@ class GridPrefixCache(BasePrefixCache):
         )
 
     def lock(self, node: Any) -> GridLock:
-        """Adopt: protect the path's KV and the checkpoint at its end until `drop_adopted`."""
-        node = self.tree.lock(node)
-        checkpoint = node.checkpoint
-        if checkpoint is not None:
-            self.organization.hold(checkpoint)
-        return GridLock(node, DecLockRefParams(), adopted=checkpoint)
+        """Adopt: protect the path's KV and the checkpoint at its end."""
+        lease = self.memory.adopt(node)
+        return GridLock(lease.node, DecLockRefParams(), lease=lease)
 
     def unlock(self, lock: TreeLock | None) -> None:
+        """Undo `lock`; the lease of a running request is given back by `Memory.finish`, with its row."""
         if lock is None:
             return
         assert isinstance(lock, GridLock)
-        self._let_go(lock)
-        self.tree.unlock(lock.node)
+        if lock.lease is not None:
+            lease, lock.lease = lock.lease, None
+            self.memory.abandon(lease)
 
-    def _let_go(self, lock: GridLock) -> None:
-        if lock.adopted is not None:
-            checkpoint, lock.adopted = lock.adopted, None
-            self.organization.release(checkpoint)
+    def awaits(self, req: Req, rules: Pass) -> bool:
+        """Whether the request, just matched, should wait for a prefix that a running prefill, or one that
+        was admitted in this pass, is computing."""
+        return rules.should_wait(req.hybrid_lookup, lambda: _encode(req.full_untruncated_fill_ids))
 
-    def awaits(self, req: Req, promised: Coming) -> bool:
-        """Whether the request, just matched, should wait for a prefix that a running prefill, or one in
-        `promised`, is computing."""
-        if not (self.live.waits and (self.live.coming or promised)):
-            return False
-        lookup: Lookup = req.hybrid_lookup
-        return self.live.awaits(self._trail(req), lookup.match.depth, lookup.usable // self.grid, promised)
-
-    def expect(self, req: Req, promised: Coming) -> None:
+    def expect(self, req: Req, rules: Pass) -> None:
         """The request is admitted in this pass: others may wait for its prefix."""
-        if self.live.waits and not req.skip_radix_cache_insert:
-            prompt = len(req.full_untruncated_fill_ids)
-            self.live.expect(promised, self._trail(req, prompt), req.lock.node.depth, prompt)
+        if not req.skip_radix_cache_insert:
+            tokens = req.full_untruncated_fill_ids
+            rules.promise(req.hybrid_lookup, req.lock.lease, lambda: _encode(tokens), len(tokens))
 
-    def _trail(self, req: Req, length: int = 0) -> Trail:
-        """The request's own until it gets its row, as far as its match and this many tokens."""
+    def admitted(self, req: Req) -> LiveState:
+        """The request gets its row: its live state takes the lease over."""
         lookup: Lookup = req.hybrid_lookup
-        trail: Trail | None = getattr(req, "hybrid_trail", None)
-        if trail is None:
-            trail = req.hybrid_trail = Trail(lookup.namespace)
-        length = max(length, lookup.usable)
-        if not self.live.history.reaches(trail, length):
-            self.live.history.extend(trail, _encode(req.full_untruncated_fill_ids), length)
-        return trail
-
-    def admitted(self, req: Req, state: LiveState) -> None:
-        """The request gets its row: record what it could have reused."""
-        lookup: Lookup = req.hybrid_lookup
-        trail, req.hybrid_trail = self._trail(req), None
-        node: Node = req.lock.node
-        found = Match(node, node.depth, max(node.depth, lookup.match.attention_depth))
         tokens = req.full_untruncated_fill_ids
-        reuse = self.live.admitted(
-            state, lookup.namespace, _encode(tokens), len(tokens), lookup.usable, found, trail
+        state, reuse = self.memory.admit(
+            lookup,
+            req.lock.lease,
+            _encode(tokens),
+            len(tokens),
+            private=bool(req.skip_radix_cache_insert),
+            resumed=bool(req.retracted_stain),
+            key=req.rid,
         )
+        req.lock.lease = None
         req.hybrid_admission = lookup.namespace, reuse
+        return state
 
     def begun(self, req: Req) -> None:
         """The request's first forward is prepared: its admission counts."""
         self.reuse.admitted(req, *req.hybrid_admission)
         self.suspects.discard(req.rid)
-
-    def adopted(self, req: Req) -> Checkpoint | None:
-        """The checkpoint that the request's next forward starts from, if it is a hit."""
-        checkpoint = req.lock.adopted
-        if checkpoint is not None:
-            self.lifetime.touch(checkpoint)
-        return checkpoint
-
-    def drop_adopted(self, req: Req) -> None:
-        """The live state holds what it reads by itself now."""
-        self._let_go(req.lock)
 
     def inc_lock_ref(self, node: Any) -> IncLockRefResult:
         self.tree.lock(node)
@@ -211,53 +188,44 @@ class GridPrefixCache(BasePrefixCache):
         self.tree.unlock(node)
         return DecLockRefResult()
 
-    def path_units(self, node: Node) -> list[int]:
-        """Units of a path, root first."""
-        return [unit for block in node.path() for unit in block.units]
-
     def path_device_indices(self, node: Node) -> torch.Tensor:
-        return self.token_to_kv_pool_allocator.slots_of(self.path_units(node))
-
-    def parted(self, req: Req, branch: int) -> Sequence[int]:
-        """Token depths between the hit and `branch` where requests part and no checkpoint is left."""
-        node: Node = req.lock.node
-        if node.depth * self.grid >= branch:
-            return ()
-        tokens = _encode(req.full_untruncated_fill_ids)
-        return [depth * self.grid for depth in self.tree.parted(node, tokens, branch // self.grid)]
+        units = [unit for block in node.path() for unit in block.units]
+        return self.token_to_kv_pool_allocator.slots_of(units)
 
     # -- publish ----------------------------------------------------------------------------
 
     def checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
-        """Hand the request's whole blocks up to token `up_to` to the tree, states where they stand.
+        """Hand the request's whole blocks up to token `up_to` to the tree, states where they stand."""
+        self.published(req, self.memory.publish(*self.publication(req, up_to)))
+
+    def publication(self, req: Req, up_to: int) -> Publication:
+        """What the request can publish, up to token `up_to`; nothing, if SGLang has barred it from the tree.
 
         Not past the token ids that are known: with overlap scheduling the last one may be missing.
         """
-        published: Published | None = None
-        with publishing(self, req):
-            published = self._publish(req, up_to)
-        lock = req.lock
-        if published is None or published.node is lock.node:
-            return
-        req.lock = GridLock(self.tree.lock(published.node), DecLockRefParams())
-        self.unlock(lock)
-        self.live.handed_over(published)
-        for block, units in published.duplicates:
-            self._repoint(req, block, units)
-        req.last_node = published.node
-        req.kv.cache_protected_len = req.kv.cache_inserted_len = published.node.depth * self.grid
-
-    def _publish(self, req: Req, up_to: int) -> Published:
         req.refresh_fill_ids()
         known = req.full_untruncated_fill_ids
         state = self.req_to_token_pool.state(req.kv.req_pool_idx)
-        length = min(up_to, len(known))
-        return self.live.publish(state, req.lock.node, _encode(known), length, req.kv.kv_committed_len)
+        length = 0 if req.skip_radix_cache_insert else min(up_to, len(known))
+        return Publication(state, _encode(known), length, req.kv.kv_committed_len)
 
-    def publish_running(self, req: Req, up_to: int) -> None:
-        """`checkpoint` at a boundary that decode is about to leave."""
-        if not req.skip_radix_cache_insert:
-            self.checkpoint(req, up_to=up_to)
+    def published(self, req: Req, duplicates: Sequence[Duplicate]) -> None:
+        """The memory has published for the request: its row and SGLang's view of it follow."""
+        node = self.req_to_token_pool.state(req.kv.req_pool_idx).lease.node
+        if node is req.lock.node:
+            return
+        for block, units in duplicates:
+            self._repoint(req, block, units)
+        req.lock.node = req.last_node = node
+        req.kv.cache_protected_len = req.kv.cache_inserted_len = node.depth * self.grid
+
+    def _unpublished(self, state: LiveState, error: Exception) -> None:
+        """The request keeps its answer.  Raises IntegrityError if something is half done."""
+        logger.error(
+            "What request %s has computed since its last checkpoint is not cached.", state.key, exc_info=error
+        )
+        holders.check(self)
+        self.unpublished += 1
 
     def _repoint(self, req: Req, block: int, units: Sequence[int]) -> None:
         """Row positions of this block now lie in the tree's units; the request's own are free."""
@@ -268,52 +236,27 @@ class GridPrefixCache(BasePrefixCache):
         )
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
-        """Release the units under these row positions, known on the host: no device read."""
-        units = self.req_to_token_pool.state(kv.req_pool_idx).units
-        for start, end in ranges:
-            if start < end:
-                assert start % self.page_size == 0, f"row position {start} is not on a unit"
-                self.organization.release_units(units[start // self.page_size : -(-end // self.page_size)])
+        """Nothing yet: `Memory.finish` gives back all units of the request, with its row."""
 
     # -- preemption -------------------------------------------------------------------------
 
     def claim_kv_row(self, req: Req) -> bool:
         """First call of SGLang's `release_kv_cache`: an unfinished request here is preempted."""
         if not req.finished() and req.to_finish is None and not req.skip_radix_cache_insert:
-            self.checkpoint(req, up_to=req.kv.kv_committed_len)
-            self._pin(req)
+            one = self.publication(req, req.kv.kv_committed_len)
+            self.published(req, self.memory.preempt(req.rid, one))
         return False
 
-    def _pin(self, req: Req) -> None:
-        node: Node | None = req.lock.node
-        while node is not None and node.checkpoint is None:
-            node = node.parent
-        if node is not None and node.checkpoint is not None:
-            self.unpin(req.rid)
-            self.lifetime.pin(node.checkpoint)
-            self.pins[req.rid] = node.checkpoint
-
-    def unpin(self, rid: str) -> None:
-        """The preempted request has resumed, was aborted, or is pinned anew."""
-        checkpoint = self.pins.pop(rid, None)
-        if checkpoint is not None:
-            self.lifetime.unpin(checkpoint)
-
-    def _given_up(self, checkpoint: Checkpoint) -> None:
-        """Nothing else could make room for what goes on."""
-        node = checkpoint.owner
-        assert isinstance(node, Node)
-        for rid in [rid for rid, pinned in self.pins.items() if pinned is checkpoint]:
-            logger.warning(
-                "Preempted request %s gives up its checkpoint at token %d: nothing else could make room. "
-                "It will be computed again.",
-                rid,
-                node.depth * self.grid,
-            )
-            self.unpin(rid)
+    def _given_up(self, rid: Hashable, tokens: int) -> None:
+        logger.warning(
+            "Preempted request %s gives up its checkpoint at token %d: nothing else could make room. "
+            "It will be computed again.",
+            rid,
+            tokens,
+        )
 
     def release_aborted_request(self, handle: CacheRequestHandle) -> None:
-        self.unpin(handle.rid)
+        self.memory.forget(handle.rid)
         self.suspects.discard(handle.rid)
         self.reuse.aborted(handle.rid)
 
@@ -326,9 +269,9 @@ class GridPrefixCache(BasePrefixCache):
         organization = self.organization
         if params.num_tokens:
             asked = organization.units_free() + -(-params.num_tokens // self.page_size)
-            self.lifetime.make_room(Need(units=min(asked, organization.units_reclaimable())))
+            self.memory.make_room(Need(units=min(asked, organization.units_reclaimable())))
         if params.mamba_num:
-            self.lifetime.make_room(Need(checkpoints=params.mamba_num))
+            self.memory.make_room(Need(checkpoints=params.mamba_num))
         after = self.organization.usage()
         tokens = (before.units_allocated - after.units_allocated) * self.page_size
         self.update_eviction_metrics(tokens, started)
@@ -339,11 +282,7 @@ class GridPrefixCache(BasePrefixCache):
 
     def reset(self) -> None:
         """Flush: SGLang calls it when nothing runs, before it clears the pools."""
-        self.pins.clear()
-        self.tree.reset()
-        self.lifetime.reset()
-        self.live.history.reset()
-        self.organization.reset()
+        self.memory.flush()
         self.changed()
 
     # -- metrics ----------------------------------------------------------------------------
@@ -432,8 +371,7 @@ class GridPrefixCache(BasePrefixCache):
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless tree and organization agree with themselves and each other."""
-        self.tree.check_integrity()
-        self.organization.check_integrity()
+        self.memory.check_integrity()
 
 
 def _encode(token_ids: Any) -> bytes:

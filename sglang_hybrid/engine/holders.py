@@ -25,10 +25,10 @@ def check(cache: GridPrefixCache) -> None:
         if node.locks:
             units.update(node.units)
     requests, organization = cache.req_to_token_pool, cache.organization
-    for state, req in requests.bound():
-        units.update(state.units[req.lock.node.depth * organization.units_per_block :])
+    for state in requests.states():
+        units.update(state.units[state.lease.node.depth * organization.units_per_block :])
         boundaries = [boundary.checkpoint for boundary in state.boundaries]
-        for held in (state.live, state.source, req.lock.adopted, *state.kept.values(), *boundaries):
+        for held in (state.live, state.source, state.lease.adopted, *state.kept.values(), *boundaries):
             if held is not None:
                 states.update(held.pages)
     if organization.unit_pool is organization.state_pool:

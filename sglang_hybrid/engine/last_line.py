@@ -5,8 +5,8 @@
 - While a prefill is prepared (`preparing`): nothing was launched.  The batch is taken back.  A batch of one
   request ends that request; the requests of a larger one are tried again one by one, so that the one at fault
   ends alone.
-- While computed blocks are handed to the tree (`publishing`) and it has not changed: the request keeps its
-  answer, and those blocks are not cached.
+- While computed blocks are handed to the tree (`Memory.on_unpublished`) and it has not changed: the request
+  keeps its answer, and those blocks are not cached.
 
 After the last two, `holders.check` must find every page with exactly its holders, or the server ends.  It
 also ends, as SGLang's does, where the request cannot be told or what it shares with others is half done: in a
@@ -55,25 +55,6 @@ def preparing(reqs: Sequence[Req]) -> Iterator[None]:
         yield
     except Exception as error:
         raise PrefillFailed(reqs) from error
-
-
-@contextmanager
-def publishing(cache: GridPrefixCache, req: Req) -> Iterator[None]:
-    """Around what hands a request's blocks to the tree.
-
-    Raises:
-        IntegrityError: a page has lost a holder or gained one.
-        Exception: the one that came, when the tree has changed.
-    """
-    before = cache.tree.blocks, cache.live.checkpoints_published
-    try:
-        yield
-    except Exception:
-        if (cache.tree.blocks, cache.live.checkpoints_published) != before:
-            raise
-        logger.exception("What request %s has computed since its last checkpoint is not cached.", req.rid)
-        holders.check(cache)
-        cache.unpublished += 1
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from sglang_hybrid.kernels import upload
 from sglang_hybrid.pools.arena import Arenas
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.views import NO_LINE, SINK_PAGE
-from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.live_state import LiveState
+from sglang_hybrid.radix.memory import Memory, Prefill
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -169,13 +169,11 @@ class GridRequests(HybridReqToTokenPool):
         """Rows whose source still differs from their live state."""
         self._unwritten: set[int] = set()
         """Rows whose maps no decode step has needed yet: a prefill takes its own from the states."""
-        self.decode_units: list[tuple[int, int]] = []
-        """(position in the batch, new unit) of the decode step in preparation."""
 
     def connect(self, cache: GridPrefixCache) -> None:
         """The tree factory runs after the pools are built and completes the circle."""
         self.cache = cache
-        self.live: LiveStates = cache.live
+        self.memory: Memory = cache.memory
 
     # -- SGLang's calls, in the order of a batch's preparation ------------------------------
 
@@ -190,15 +188,8 @@ class GridRequests(HybridReqToTokenPool):
         if rows is None:
             return None
         for req in self.fresh:
-            state = LiveState(private=bool(req.skip_radix_cache_insert), newcomer=not req.retracted_stain)
-            state.units = self.cache.path_units(req.lock.node)
-            state.branch = req.mamba_branching_seqlen or 0
-            state.parted = self.cache.parted(req, state.branch)
-            self.states_by_row[req.kv.req_pool_idx] = state
+            self.states_by_row[req.kv.req_pool_idx] = self.cache.admitted(req)
             self._requests[req.kv.req_pool_idx] = req
-            self.live.running += 1
-            self.cache.unpin(req.rid)
-            self.cache.admitted(req, state)
         return rows
 
     def preparing_states(self) -> list[LiveState]:
@@ -221,22 +212,18 @@ class GridRequests(HybridReqToTokenPool):
     def _prepare_extend(self, reqs: list[Req], ends: list[int]) -> None:
         rows = [req.kv.req_pool_idx for req in reqs]
         states = [self.state(row) for row in rows]
-        # Every live state first: checkpoints take only what the whole batch leaves.
-        for req, state in zip(reqs, states, strict=True):
-            adopted = self.cache.adopted(req)
-            self.live.begin(state, req.prefix_len, adopted)
-            self.cache.drop_adopted(req)
-        for req, state, end in zip(reqs, states, ends, strict=True):
-            self.live.extend(state, req.prefix_len, end)
+        parts = zip(states, reqs, ends, strict=True)
+        self.memory.prepare_prefill([Prefill(state, req.prefix_len, end) for state, req, end in parts])
         self._forked.update(row for row, state in zip(rows, states, strict=True) if state.source is not None)
         self._unwritten.update(rows)
         for req in self.fresh:
             self.cache.begun(req)
 
     def _prepare_decode(self, rows: torch.Tensor, starts: torch.Tensor) -> None:
-        for position, unit in self.decode_units:
-            self.state(int(rows[position])).units.append(unit)
-        self.decode_units = []
+        crossing: list[LiveState] = []
+        if self.memory.step_units:
+            on_unit = starts % self.organization.unit_tokens == 0
+            crossing = [self.state(row) for row in rows[on_unit].tolist()]
         on_grid = starts % self.organization.grid == 0
         leaving = dict(zip(rows[on_grid].tolist(), starts[on_grid].tolist(), strict=True))
         # Only of this batch: another request's forward may be prepared and not launched yet.  In its order,
@@ -244,11 +231,14 @@ class GridRequests(HybridReqToTokenPool):
         settling: list[int] = []
         if self._forked:
             settling = [row for row in rows.tolist() if row in self._forked and row not in leaving]
-        for row in settling:
-            self.live.settle(self.state(row))
-        for row, start in leaving.items():
-            self.cache.publish_running(self._request(row), start)
-            self.live.begin(self.state(row), start, None)
+        reqs = [self._request(row) for row in leaving]
+        published = self.memory.prepare_decode(
+            [self.state(row) for row in settling],
+            [self.cache.publication(req, start) for req, start in zip(reqs, leaving.values(), strict=True)],
+            crossing,
+        )
+        for req, duplicates in zip(reqs, published, strict=True):
+            self.cache.published(req, duplicates)
         changed = [*settling, *leaving]
         self._forked.difference_update(changed)
         self._forked.update(row for row in leaving if self.state(row).source is not None)
@@ -264,8 +254,7 @@ class GridRequests(HybridReqToTokenPool):
         row = req.kv.req_pool_idx
         state = self.states_by_row[row]
         if state is not None:
-            self.live.release(state)
-            self.live.running -= 1
+            self.memory.finish(state)
             self.cache.reuse.left(req)
         self.states_by_row[row] = self._requests[row] = None
         self._forked.discard(row)
@@ -276,9 +265,6 @@ class GridRequests(HybridReqToTokenPool):
         """Undo what the preparation of its first forward has given to a request, which may wait again."""
         self._preparing = None
         if req.kv.holds_kv:
-            state = self.states_by_row[req.kv.req_pool_idx]
-            if state is not None:
-                self.organization.release_units(state.units[len(self.cache.path_units(req.lock.node)) :])
             self.free(req)
         self.cache.unlock(req.lock)
         before = req.retraction_count, req.retracted_stain, req.is_retracted
@@ -300,11 +286,9 @@ class GridRequests(HybridReqToTokenPool):
         assert state is not None, f"request row {row} has no live state"
         return state
 
-    def bound(self) -> Iterator[tuple[LiveState, Req]]:
-        """Every request that has a row, with its live state."""
-        for state, req in zip(self.states_by_row, self._requests, strict=True):
-            if state is not None and req is not None:
-                yield state, req
+    def states(self) -> Iterator[LiveState]:
+        """Of every request that has a row."""
+        return (state for state in self.states_by_row if state is not None)
 
     def _request(self, row: int) -> Req:
         req = self._requests[row]

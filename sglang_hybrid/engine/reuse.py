@@ -7,11 +7,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.radix.history import Cause, Reuse
-from sglang_hybrid.radix.tree import Match
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -27,15 +26,6 @@ BUCKETS = 14
 
 _SECRET = os.urandom(16)
 """A key's digest in the trace groups requests; nobody can find the key by trying."""
-
-
-class Lookup(NamedTuple):
-    """The last match of a request that waits: what its admission will be judged by."""
-
-    namespace: Hashable
-    usable: int
-    """Tokens that the match could cover."""
-    match: Match
 
 
 class Served:

@@ -12,8 +12,9 @@ from sglang_hybrid.engine.admission import GridPrefillBudget, most_new_tokens
 from sglang_hybrid.engine.last_line import preparing
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.kernels import upload
-from sglang_hybrid.pools.organization import Need, Organization
+from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.live_state import OutOfState
+from sglang_hybrid.radix.memory import Memory
 
 if TYPE_CHECKING:
     from sglang_hybrid.engine.cache import GridPrefixCache
@@ -40,6 +41,7 @@ class GridTokens(PagedTokenToKVPoolAllocator):
 
     def connect(self, cache: GridPrefixCache) -> None:
         self.cache = cache
+        self.memory: Memory = cache.memory
 
     # -- size -------------------------------------------------------------------------------
 
@@ -73,11 +75,6 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         first = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
         return upload((first[:, None] + self._offsets).view(-1), self.device)
 
-    def _take(self, count: int) -> list[int] | None:
-        if not self.cache.lifetime.make_room(Need(units=count)):
-            return None
-        return self.organization.allocate_units(count)
-
     def alloc_extend(
         self,
         prefix_lens: torch.Tensor,
@@ -96,20 +93,12 @@ class GridTokens(PagedTokenToKVPoolAllocator):
     def _extend(self, starts: list[int], ends: list[int]) -> torch.Tensor:
         states = self.requests.preparing_states()
         unit_tokens = self.page_size
-        wanted = [ceil_div(end, unit_tokens) - len(s.units) for s, end in zip(states, ends, strict=True)]
-        fresh = self._take(sum(wanted))
-        if fresh is None:
-            raise OutOfState(f"no {sum(wanted)} units for an admitted prefill")
+        if not self.memory.take_units(states, ends):
+            raise OutOfState(f"no units for an admitted prefill of {len(states)} requests")
         units: list[int] = []
         shifts: list[int] = []
-        taken = tokens = 0
-        # At once: what a request has, `take_back` finds.
-        for state, count in zip(states, wanted, strict=True):
-            state.units += fresh[taken : taken + count]
-            taken += count
-        for state, start, end, count in zip(states, starts, ends, wanted, strict=True):
-            for index, unit in enumerate(state.units[len(state.units) - count :], len(state.units) - count):
-                self.organization.leftovers.will_write(unit, min(unit_tokens, end - index * unit_tokens))
+        tokens = 0
+        for state, start, end in zip(states, starts, ends, strict=True):
             first = start // unit_tokens
             # From a token's place in the batch to its place in the units of the batch, end to end.
             shifts.append((len(units) - first) * unit_tokens + start - tokens)
@@ -128,12 +117,9 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         out = last_loc.to(torch.int64) + 1
         if not len(crossing):
             return out
-        units = self._take(len(crossing))
+        units = self.memory.take_step_units(len(crossing))
         if units is None:
             return None
-        for unit in units:
-            self.organization.leftovers.will_write(unit, 1)
-        self.requests.decode_units = list(zip(crossing.tolist(), units, strict=True))
         first = torch.tensor(units, dtype=torch.int64) * self.organization.slots_per_unit
         position, slot = upload(torch.stack([crossing, first]), self.device)
         out[position] = slot
@@ -179,10 +165,10 @@ class GridTokens(PagedTokenToKVPoolAllocator):
 
         Checkpoints at its boundaries are optional.
         """
-        need = Need(ceil_div(num_tokens, self.page_size), self.cache.live.forced)
-        if self.organization.could_fit(need):
+        missing = self.memory.missing_for_step(ceil_div(num_tokens, self.page_size))
+        if missing is None:
             return True
-        self.cache.refused("decode", need)
+        self.cache.refused("decode", missing)
         return False
 
     def verify_byte_accounting(self) -> list[str]:

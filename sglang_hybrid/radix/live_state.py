@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint
@@ -55,6 +55,7 @@ class LiveState:
         "branch",
         "covered",
         "kept",
+        "key",
         "lease",
         "live",
         "made",
@@ -72,6 +73,8 @@ class LiveState:
 
     lease: Lease
     """Its path in the tree, from its admission on."""
+    key: Hashable
+    """By which the caller knows the request."""
 
     def __init__(self, private: bool = False, newcomer: bool = True) -> None:
         self.private = private

@@ -85,6 +85,9 @@ class Memory:
         """The deepest boundary of each preempted request, by the caller's key."""
         self.on_given_up: Callable[[Hashable, int], None] | None = None
         """Called with the key of a preempted request whose checkpoint goes, and its token depth."""
+        self.on_unpublished: Callable[[LiveState, Exception], None] | None = None
+        """Called when blocks of a request cannot go to the tree; without it, `publish` raises."""
+        self._step_units: list[int] = []
 
     # -- before a request runs --------------------------------------------------------------
 
@@ -144,7 +147,7 @@ class Memory:
         """
         node, attention = lease.node, lookup.match.attention_depth
         state = LiveState(private=private, newcomer=not resumed)
-        state.lease = lease
+        state.lease, state.key = lease, key
         state.units = [unit for run in node.path() for unit in run.units]
         state.branch = attention * self.grid
         if attention > node.depth:
@@ -176,11 +179,17 @@ class Memory:
         return self.lifetime.make_room(need)
 
     def take_step_units(self, count: int) -> list[int] | None:
-        """Units for the first tokens that a decode step writes into them; the caller hands them out."""
+        """Units for the first tokens that a decode step writes into them; `prepare_decode` hands them out."""
         units = self._take(count)
         for unit in units or ():
             self.organization.leftovers.will_write(unit, 1)
+        self._step_units = units or []
         return units
+
+    @property
+    def step_units(self) -> int:
+        """Units that are taken for the decode step in preparation and not handed out."""
+        return len(self._step_units)
 
     def take_units(self, states: Sequence[LiveState], ends: Sequence[int]) -> bool:
         """The units that each lacks to hold so many tokens, all or nothing."""
@@ -190,11 +199,12 @@ class Memory:
         if fresh is None:
             return False
         taken = 0
-        for state, end, count in zip(states, ends, wanted, strict=True):
-            for unit in fresh[taken : taken + count]:
-                leftovers.will_write(unit, min(size, end - len(state.units) * size))
-                state.units.append(unit)
+        for state, count in zip(states, wanted, strict=True):
+            state.units += fresh[taken : taken + count]  # at once: `finish` finds what a request has
             taken += count
+        for state, end, count in zip(states, ends, wanted, strict=True):
+            for index in range(len(state.units) - count, len(state.units)):
+                leftovers.will_write(state.units[index], min(size, end - index * size))
         return True
 
     def _take(self, count: int) -> list[int] | None:
@@ -217,13 +227,20 @@ class Memory:
             self.live.extend(state, start, end)
 
     def prepare_decode(
-        self, settling: Iterable[LiveState], leaving: Sequence[Publication]
+        self,
+        settling: Iterable[LiveState],
+        leaving: Sequence[Publication],
+        crossing: Sequence[LiveState] = (),
     ) -> list[Sequence[Duplicate]]:
-        """One token more for each of a batch; both arguments are in its order.
+        """One token more for each of a batch; all arguments are in its order.
 
         `settling` have read another state than they wrote, and stand on no boundary; `leaving` stand on one.
-        Returns what `publish` did for each of the latter.
+        `crossing` begin a new unit: they get the `take_step_units`.  Returns what `publish` did for each of
+        `leaving`.
         """
+        for state, unit in zip(crossing, self._step_units, strict=True):
+            state.units.append(unit)
+        self._step_units = []
         for state in settling:
             self.live.settle(state)
         duplicates = []
@@ -243,7 +260,13 @@ class Memory:
             return ()
         lease = state.lease
         before = lease.node
-        published = self.live.publish(state, before, text, length, position)
+        try:
+            published = self.live.publish(state, before, text, length, position)
+        except Exception as error:
+            if self.on_unpublished is None:
+                raise
+            self.on_unpublished(state, error)
+            return ()
         if published.node is before:
             return ()
         # The new path is protected before the old one is let go, and before the request drops its own
@@ -307,6 +330,7 @@ class Memory:
         self.lifetime.reset()
         self.live.history.reset()
         self.organization.reset()
+        self._step_units = []
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless tree and organization agree with themselves and each other."""

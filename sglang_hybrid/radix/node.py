@@ -165,4 +165,3 @@ class Node:
             del self._children[child.first]
         if self.last is child:
             self.last = None
-

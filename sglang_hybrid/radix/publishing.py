@@ -38,9 +38,9 @@ class Publishing:
     def publish(self, state: LiveState, node: Node, tokens: bytes, length: int, position: int) -> Published:
         """Hand whole blocks of `tokens[..length]` below `node` to the tree, with their checkpoints.
 
-        `node` must be locked; the caller moves the lock to the returned node and then calls
-        `handed_over`.  `length` must not pass what launched forwards have written, nor the token
-        ids that are known.  `position` is the token depth of the live state.
+        `node` must be locked; what the caller does next is `Memory.publish`.  `length` must not pass what
+        launched forwards have written, nor the token ids that are known.  `position` is the token depth of
+        the live state.
         """
         state.keep_boundaries()
         grid, per_block = self.organization.grid, self.organization.units_per_block

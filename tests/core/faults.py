@@ -17,8 +17,8 @@ from sglang_hybrid.radix.admission import Admission
 from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveStates
-from sglang_hybrid.radix.live_state import Duplicate, LiveState, Published
-from sglang_hybrid.radix.memory import Memory, Publication
+from sglang_hybrid.radix.live_state import LiveState, Published
+from sglang_hybrid.radix.memory import Publication
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match, Node
 from tests.core import shadow as shadow_module
@@ -26,6 +26,7 @@ from tests.core.content import Contents, Place
 from tests.core.request import Request
 from tests.core.shadow import Shadow
 from tests.core.worlds import GRID
+from tests.support.publish_faults import FAULTS as PUBLISH_FAULTS
 
 Fault = Callable[[], AbstractContextManager[object]]
 FAULTS: dict[str, tuple[str, Fault]] = {}
@@ -283,50 +284,10 @@ def a_duplicate_is_freed_but_its_row_is_not_repointed() -> AbstractContextManage
 
 # -- publish, lock the new path, unlock the old one ------------------------------------------
 
-
-@fault("S1")
-def the_new_path_is_not_locked() -> AbstractContextManager[object]:
-    return planted_publish(locks=False)
-
-
-@fault("S2")
-def the_old_path_stays_locked() -> AbstractContextManager[object]:
-    return planted_publish(unlocks=False)
-
-
-@fault("S0")
-def the_published_blocks_stay_the_request_s_own() -> AbstractContextManager[object]:
-    return planted_publish(hands_over=False)
-
-
-@fault("D0")
-def the_lease_stays_on_the_old_path() -> AbstractContextManager[object]:
-    return planted_publish(moves=False)
-
-
-def planted_publish(
-    *, locks: bool = True, unlocks: bool = True, hands_over: bool = True, moves: bool = True
-) -> AbstractContextManager[object]:
-    """`Memory.publish` without some of its steps."""
-
-    def publish(
-        self: Memory, state: LiveState, text: bytes, length: int, position: int
-    ) -> Sequence[Duplicate]:
-        if state.private:
-            return ()
-        before = state.lease.node
-        published = self.live.publish(state, before, text, length, position)
-        if published.node is before:
-            return ()
-        node = self.tree.lock(published.node) if locks else published.node
-        state.lease.node = node if moves else before
-        if unlocks:
-            self.tree.unlock(before)
-        if hands_over:
-            self.live.handed_over(published)
-        return published.duplicates
-
-    return patch.object(Memory, "publish", publish)
+FAULTS |= {
+    name: (organization, plant)
+    for organization, (name, plant) in zip(("S1", "S2", "S0", "D0"), PUBLISH_FAULTS.items(), strict=True)
+}
 
 
 # -- promises -------------------------------------------------------------------------------

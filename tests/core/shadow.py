@@ -170,12 +170,12 @@ class Shadow:
             if len(batch) == 1 and not self.prepared:
                 return []
             self.preempt(batch.pop())
-        ends = [request.end + 1 for request in batch]
-        granted = self.memory.take_units([request.live for request in batch], ends)
-        assert granted, f"could_fit promised a unit to each of {len(batch)}"
+        crossing = [request.live for request in batch if request.end % self.organization.unit_tokens == 0]
+        units = self.memory.take_step_units(len(crossing))
+        assert units is not None, f"could_fit promised a unit to each of {len(crossing)}"
         leaving = [request for request in batch if request.end % self.organization.grid == 0]
         settling = [r.live for r in batch if r.live.source is not None and r not in leaving]
-        self.memory.prepare_decode(settling, [self._publication(r, r.end) for r in leaving])
+        self.memory.prepare_decode(settling, [self._publication(r, r.end) for r in leaving], crossing)
         for request in batch:
             self._prepare(request, request.end + 1)
         return batch

@@ -6,6 +6,7 @@ A fault is in while the file of its name lies in the folder that the environment
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 FOLDER = "SGLANG_HYBRID_TEST_FAULTS"
@@ -116,6 +117,7 @@ def _plant_in_requests(folder: Path) -> None:
     from sglang_hybrid.engine.page_maps import PageMapMetadata
     from sglang_hybrid.engine.requests import GridRequests
     from sglang_hybrid.engine.tokens import GridTokens
+    from sglang_hybrid.radix.live import LiveStates
 
     def in_rows(self: Any, rows: Any, *rest: Any) -> Any:
         return [self._request(row) for row in rows.tolist()]
@@ -123,16 +125,19 @@ def _plant_in_requests(folder: Path) -> None:
     def in_forward(self: Any, batch: Any, *rest: Any) -> Any:
         return in_rows(self.requests, batch.req_pool_indices_cpu)
 
+    def whose(self: Any, state: Any, *rest: Any) -> Any:
+        return [SimpleNamespace(rid=state.key)]
+
     scheduler = sys.modules[SCHEDULER].Scheduler
     curse(scheduler, "init_req_max_new_tokens", "arrival", lambda self, req: [req])
     curse(GridPrefixCache, "_match", "match", lambda self, params: [params.req] if params.req else [])
     curse(GridPrefixCache, "awaits", "asking", lambda self, req, promised: [req])
     curse(GridPrefixCache, "expect", "expecting", lambda self, req, promised: [req])
-    curse(GridPrefixCache, "admitted", "binding", lambda self, req, state: [req])
+    curse(GridPrefixCache, "admitted", "binding", lambda self, req: [req])
     curse(GridTokens, "_extend", "units", lambda self, *rest: self.requests._preparing)
     curse(GridRequests, "_prepare_extend", "prefill", lambda self, reqs, ends: reqs)
     curse(GridPrefixCache, "begun", "begun", lambda self, req: [req])
-    curse(GridPrefixCache, "_publish", "publish", lambda self, req, up_to: [req])
-    curse(GridPrefixCache, "_publish", "published", lambda self, req, up_to: [req], after=True)
+    curse(LiveStates, "publish", "publish", whose)
+    curse(LiveStates, "publish", "published", whose, after=True)
     curse(GridRequests, "_prepare_decode", "decode", in_rows)
     curse(PageMapMetadata, "_extend_maps", "maps", in_forward)
