@@ -4,7 +4,7 @@ import gc
 import sys
 from array import array
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -70,6 +70,8 @@ class Cache:
 
 def instructions(action: Callable[[Cache], Any], cache: Cache) -> int:
     """Bytecode instructions that the action executes on the cache, in all frames."""
+    if sys.version_info >= (3, 12):
+        return monitored(action, cache)
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -78,13 +80,31 @@ def instructions(action: Callable[[Cache], Any], cache: Cache) -> int:
         count += event == "opcode"
         return trace
 
-    # Python 3.12 traces instructions only if a frame has asked for them before `settrace`.
-    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         action(cache)
     finally:
         sys.settrace(None)
+    return count
+
+
+def monitored(action: Callable[[Cache], Any], cache: Cache) -> int:
+    """From 3.12 on a frame that asks `settrace` for its instructions gets them only the next time."""
+    count = 0
+
+    def counted(code: CodeType, offset: int) -> None:
+        nonlocal count
+        count += 1
+
+    tool, events = sys.monitoring.PROFILER_ID, sys.monitoring.events
+    sys.monitoring.use_tool_id(tool, "instructions")
+    sys.monitoring.register_callback(tool, events.INSTRUCTION, counted)
+    sys.monitoring.set_events(tool, events.INSTRUCTION)
+    try:
+        action(cache)
+    finally:
+        sys.monitoring.set_events(tool, 0)
+        sys.monitoring.free_tool_id(tool)
     return count
 
 
