@@ -64,7 +64,7 @@ def qwen_next_config(shape: DemoShape) -> dict[str, Any]:
 VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_heads": 2,
     "patch_size": 16,
     "spatial_merge_size": 2,
@@ -74,7 +74,10 @@ VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [],
     "hidden_act": "gelu_pytorch_tanh",
 }
-"""The picture half of a demo model; `out_hidden_size` is the width of its language model."""
+"""The picture half of a demo model; `out_hidden_size` is the width of its language model.
+
+SGLang on a CPU rounds `intermediate_size` up to a multiple of 64, and then cannot load weights of another size.
+"""
 
 
 def _vision(text: dict[str, Any], model_type: str) -> dict[str, Any]:
