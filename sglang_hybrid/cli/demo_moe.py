@@ -76,7 +76,7 @@ VISION: dict[str, Any] = {
 }
 """The picture half of a demo model; `out_hidden_size` is the width of its language model.
 
-SGLang on a CPU rounds `intermediate_size` up to a multiple of 64, and then cannot load weights of another size.
+SGLang on a CPU rounds `intermediate_size` up to a multiple of 64, and then cannot load others.
 """
 
 

@@ -134,7 +134,7 @@ for _family in (
         "qwen3.5-vl",
         ("qwen3_5", "qwen3_5_text"),
         readers.gated_delta,
-        (),
+        ("Qwen3_5ForConditionalGeneration",),
         _MOE + "QWEN3_5_VL",
     ),
     Family(
@@ -148,7 +148,7 @@ for _family in (
         "qwen3-next",
         ("qwen3_next",),
         readers.gated_delta,
-        (),
+        ("Qwen3NextForCausalLM",),
         _MOE + "QWEN3_NEXT",
     ),
     Family(

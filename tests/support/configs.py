@@ -396,8 +396,8 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ("granite-4-moe", "s0"),
                 ("nemotron-h", ""),
                 ("nemotron-h-moe", "d0"),
-                ("qwen3.5-moe", "s2"),
-                ("qwen3.5-vl", ""),
+                ("qwen3.5-moe", ""),
+                ("qwen3.5-vl", "s1"),
                 ("qwen3.5-vl-moe", ""),
                 ("qwen3-next", ""),
             )
