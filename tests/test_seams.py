@@ -1,4 +1,4 @@
-"""The seam table against the installed SGLang, and a start that ends when a hook did not take."""
+"""A start ends when a hook did not take."""
 
 import inspect
 import pkgutil
@@ -18,8 +18,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_hybrid.engine import hooks, seams, served
 from sglang_hybrid.engine.hooks import HOOKS, Hook
-from sglang_hybrid.engine.seam_table import SEAMS
-from sglang_hybrid.engine.seams import Seam, SeamError
+from sglang_hybrid.engine.seams import SeamError
 from sglang_hybrid.models import RecurrentKind
 
 
@@ -55,82 +54,6 @@ def add_hundred(original: Callable[..., int], *args: Any, **kwargs: Any) -> int:
 
 def add_thousand(result: int, *args: Any, **kwargs: Any) -> int:
     return result + 1000
-
-
-# -- table ----------------------------------------------------------------------------------
-
-
-def test_table_fits_the_installed_sglang() -> None:
-    seams.check_version()
-    seams.check_seams(SEAMS)
-
-
-def test_no_seam_twice() -> None:
-    assert len({seam.path for seam in SEAMS}) == len(SEAMS)
-
-
-def test_every_hooked_function_is_a_seam() -> None:
-    recorded = {seam.path.replace(":", ".") for seam in SEAMS}
-    classes = {hook.target for hook in HOOKS if hook.kind is HookType.REPLACE}
-    assert {hook.target for hook in HOOKS} - classes <= recorded
-
-
-def adapters() -> Iterator[type]:
-    """Classes of ours that subclass one of SGLang's."""
-    for name in ("admission", "build", "cache", "exact", "mixer", "requests", "tokens"):
-        module = pkgutil.resolve_name(f"sglang_hybrid.engine.{name}")
-        for thing in vars(module).values():
-            if isinstance(thing, type) and thing.__module__ == module.__name__:
-                yield thing
-
-
-def overridden(adapter: type) -> Iterator[Any]:
-    """Functions of SGLang's classes that this adapter overrides."""
-    for name, own in vars(adapter).items():
-        if not inspect.isfunction(own) or name.startswith("__"):
-            continue
-        for base in adapter.__mro__[1:]:
-            if name in vars(base):
-                if base.__module__.startswith("sglang."):
-                    yield vars(base)[name]
-                break
-
-
-def test_every_overridden_method_is_a_seam() -> None:
-    recorded = {id(inspect.unwrap(pkgutil.resolve_name(seam.path))) for seam in SEAMS}
-    missing = {
-        f"{function.__module__}:{function.__qualname__}"
-        for adapter in adapters()
-        for function in overridden(adapter)
-        if id(inspect.unwrap(function)) not in recorded
-    }
-    assert not missing
-
-
-@pytest.mark.parametrize(
-    ("seam", "found"),
-    [
-        (
-            Seam("sglang.srt.arg_groups.overrides:declare_resolution", "server_args fields"),
-            "found (server_args source fields)",
-        ),
-        (Seam("sglang.srt.mem_cache.base_prefix_cache:EvictParams", "tokens"), "found (num_tokens"),
-        (Seam("sglang.srt.arg_groups.overrides:declare"), "expected it to exist, found AttributeError"),
-        (Seam("sglang.srt.no_such_module:name"), "expected it to exist, found ModuleNotFoundError"),
-        (Seam("sglang.version:__version__", "self"), "found nothing callable"),
-    ],
-)
-def test_a_changed_seam_is_named(seam: Seam, found: str) -> None:
-    with pytest.raises(SeamError) as caught:
-        seams.check_seams([seam])
-    assert seam.path in str(caught.value)
-    assert found in str(caught.value)
-
-
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang.version.__version__", "0.5.24")
-    with pytest.raises(SeamError, match=r"expected 0\.5\.23, found 0\.5\.24"):
-        seams.check_version()
 
 
 # -- hooks ----------------------------------------------------------------------------------

@@ -9,9 +9,16 @@ import sys
 from collections.abc import Sequence
 
 from sglang_hybrid import __version__
-from sglang_hybrid.cli import demo_model, ledger, models, plan, verify
+from sglang_hybrid.cli import check, demo_model, ledger, models, plan, verify
 
-COMMANDS = {"demo-model": demo_model, "ledger": ledger, "models": models, "plan": plan, "verify": verify}
+COMMANDS = {
+    "check": check,
+    "demo-model": demo_model,
+    "ledger": ledger,
+    "models": models,
+    "plan": plan,
+    "verify": verify,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:

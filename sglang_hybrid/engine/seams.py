@@ -6,29 +6,19 @@ start ends with it: in the parent when the arguments are resolved, in a child wh
 
 from __future__ import annotations
 
-import inspect
+import logging
 import pkgutil
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-SGLANG_VERSION = "0.5.23"
+from sglang_hybrid.engine.seam_facts import attributes_of, body_of, parameter_names
+from sglang_hybrid.engine.seam_table import CHILD, CPU, SEAMS, TESTED, Seam
+
+logger = logging.getLogger(__name__)
 
 
 class SeamError(RuntimeError):
     """A name of SGLang is not what the adapters need, or a hook is not in place."""
-
-
-class Seam(NamedTuple):
-    """A name of SGLang and its parameter (or field) names in order, space separated.
-
-    None: it only has to exist.
-    """
-
-    path: str
-    names: str | None = None
-    child_only: bool = False
-    """Not to be imported in the parent: `prometheus_client` decides at its import where counters go, and
-    SGLang sets the folder that the parent's own go to only after the arguments are resolved."""
 
 
 _failures: list[str] = []
@@ -44,47 +34,66 @@ def clear_failures() -> None:
     _failures.clear()
 
 
-def parameter_names(thing: Any) -> tuple[str, ...] | None:
-    """Parameters of a callable or fields of a record, in order; None for anything else.
-
-    Looks through wrappers, so a hooked function answers for its original.
-    """
-    fields = getattr(thing, "__struct_fields__", None)  # msgspec; its __signature__ evaluates hints
-    if fields is not None:
-        return tuple(fields)
+def difference(seam: Seam) -> str | None:
+    """What the installed SGLang has otherwise, one line; None when it is as recorded.  Imports the module."""
     try:
-        return tuple(inspect.signature(thing).parameters)
-    except (TypeError, ValueError):
-        return None
+        thing = pkgutil.resolve_name(seam.path)
+    except (ImportError, AttributeError) as error:
+        return f"{seam.path}: expected it to exist, found {type(error).__name__}: {error}"
+    if seam.names is not None:
+        found = parameter_names(thing)
+        if found != tuple(seam.names.split()):
+            shown = "nothing callable" if found is None else f"({' '.join(found)})"
+            return f"{seam.path}: expected ({seam.names}), found {shown}"
+    if seam.attributes is not None:
+        missing = [name for name in seam.attributes.split() if name not in attributes_of(thing)]
+        if missing:
+            return f"{seam.path}: expected the attributes {' '.join(missing)}, found none of that name"
+    if seam.body is not None:
+        try:
+            body = body_of(thing)
+        except (OSError, TypeError, SyntaxError) as error:
+            return f"{seam.path}: expected a body to read, found {type(error).__name__}: {error}"
+        if body != seam.body:
+            return f"{seam.path}: expected the body {seam.body}, found {body}: read what it does now"
+    return None
 
 
 def check_seams(table: Iterable[Seam]) -> None:
     """Compare every seam with what is installed; imports the modules it names.
 
     Raises:
-        SeamError: names the seam, what it expected and what it found.
+        SeamError: names the first seam that differs, what it expected and what it found.
     """
     for seam in table:
-        try:
-            thing = pkgutil.resolve_name(seam.path)
-        except (ImportError, AttributeError) as error:
-            raise SeamError(
-                f"{seam.path}: expected it to exist, found {type(error).__name__}: {error}"
-            ) from error
-        if seam.names is None:
-            continue
-        found = parameter_names(thing)
-        if found != tuple(seam.names.split()):
-            shown = "nothing callable" if found is None else f"({' '.join(found)})"
-            raise SeamError(f"{seam.path}: expected ({seam.names}), found {shown}")
+        found = difference(seam)
+        if found is not None:
+            raise SeamError(found + ("" if is_tested() else f" ({_untested()})"))
 
 
-def check_version() -> None:
-    """Raises SeamError unless SGLang is exactly the version that the table was recorded from."""
+def is_tested() -> bool:
+    """Whether the installed SGLang is a version that the tests ran with."""
+    return sglang_version() in TESTED
+
+
+def sglang_version() -> str:
     from sglang.version import __version__
 
-    if __version__ != SGLANG_VERSION:
-        raise SeamError(f"sglang version: expected {SGLANG_VERSION}, found {__version__}")
+    return str(__version__)
+
+
+def _untested() -> str:
+    return f"SGLang {sglang_version()} is installed, tested: {', '.join(TESTED)}"
+
+
+def warn_untested() -> None:
+    """One warning at a version of SGLang that no test ran with, once its seams have been compared."""
+    if not is_tested():
+        logger.warning(
+            "%s. Everything that is leaned on there is as in a tested version, so the start goes on; "
+            "run `sglang-hybrid verify` with your model.",
+            _untested(),
+        )
 
 
 def check_failures() -> None:
@@ -117,35 +126,37 @@ def check_parent() -> None:
     The door of this process is put in place here: what it hooks is not imported when plugins are loaded.
     """
     from sglang_hybrid.engine.hooks import DOOR, HOOKS, install_door
-    from sglang_hybrid.engine.seam_table import SEAMS
 
-    check_version()
     check_failures()
     install_door()
     _check_live([*(hook for hook in HOOKS if hook.needs is None), *DOOR])
-    check_seams(seam for seam in SEAMS if not seam.child_only)
+    check_seams(seam for seam in SEAMS if seam.only is None)
+    warn_untested()
 
 
 def assert_applied() -> None:
     """For the tree factory, in a scheduler process: every hook is live and the record is ours.
 
     Raises:
-        SeamError: a failure at registration, another version, or a hook that is missing or was
+        SeamError: a failure at registration, a seam that differs, or a hook that is missing or was
             assigned over by another plugin.
     """
     from sglang.srt.runtime_context import get_server_args
 
     from sglang_hybrid.engine.args import HybridServerArgs
     from sglang_hybrid.engine.hooks import HOOKS
-    from sglang_hybrid.engine.seam_table import SEAMS
 
-    check_version()
     check_failures()
     _check_live(HOOKS)
-    check_seams(seam for seam in SEAMS if seam.child_only)
+    check_seams(seam for seam in SEAMS if seam.only == CHILD)
     record = get_server_args()
     if not isinstance(record, HybridServerArgs):
         raise SeamError(f"server arguments: expected HybridServerArgs, found {type(record).__name__}")
+
+
+def check_replaced() -> None:
+    """For a worker of the CPU platform, before it replaces functions.  Raises SeamError."""
+    check_seams(seam for seam in SEAMS if seam.only == CPU)
 
 
 def _check_live(hooks: Iterable[Any]) -> None:

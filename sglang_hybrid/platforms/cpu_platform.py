@@ -15,6 +15,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_hybrid.engine.seams import check_replaced
 from sglang_hybrid.platforms import gdn_ops, host_memory, kda_ops, moe_ops, snapshot_ops, stock_ops
 
 TRITON_LORA = "csgmv"
@@ -90,7 +91,12 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return torch.profiler.ProfilerActivity.CPU
 
     def init_backend(self) -> None:
-        """Called once in each worker, before any model is built."""
+        """Called once in each worker, before any model is built.
+
+        Raises:
+            SeamError: a function that is replaced here is not the one that was replaced in our tests.
+        """
+        check_replaced()
         stock_ops.install()
         gdn_ops.install()
         kda_ops.install()

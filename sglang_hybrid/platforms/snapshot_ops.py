@@ -6,6 +6,8 @@ stock leaves to Triton.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from sglang_hybrid.platforms.replace import replace_functions
@@ -61,9 +63,15 @@ def _unpinned(self: torch.Tensor, *_device: object) -> torch.Tensor:
     return self
 
 
+REPLACEMENTS: dict[str, tuple[Callable[..., object], ...]] = {
+    SCATTER_MODULE: (track_mamba_states_if_needed, track_mamba_states_all_layers),
+}
+"""Module that defines a function -> ours of the same name."""
+
+
 def install() -> None:
     """Called once in each worker.  `ScheduleBatch.prepare_for_decode` pins its mask without asking whether
     there is a device to pin it for, which torch refuses on a machine without one; here a pinned tensor is
     the tensor itself."""
-    replace_functions({SCATTER_MODULE: (track_mamba_states_if_needed, track_mamba_states_all_layers)})
+    replace_functions(REPLACEMENTS)
     torch.Tensor.pin_memory = _unpinned  # type: ignore[assignment, method-assign]
