@@ -141,7 +141,7 @@ for _family in (
         "qwen3.5-vl-moe",
         ("qwen3_5_moe", "qwen3_5_moe_text"),
         readers.gated_delta,
-        (),
+        ("Qwen3_5MoeForConditionalGeneration",),
         _MOE + "QWEN3_5_VL_MOE",
     ),
     Family(
