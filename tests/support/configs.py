@@ -365,7 +365,6 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 organization=name.upper(),
                 grid=grid,
                 model="kimi",
-                attention="torch_native",
                 memory=Memory(tokens=2048, spare=32),
                 chunk=chunk,
                 flags=flags,

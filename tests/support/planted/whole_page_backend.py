@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MLATokenToKVPool
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -74,6 +74,7 @@ class WholePages(TorchNativeAttnBackend):
         self.max_context_len = runner.model_config.context_len
         self.req_to_token = runner.req_to_token_pool.req_to_token
         self.offsets = torch.arange(self.page, device=self.device)
+        self.latent = isinstance(self.token_to_kv_pool, MLATokenToKVPool)
         self._reserve(self.req_to_token.shape[0])
 
     def _reserve(self, rows: int) -> None:
@@ -122,9 +123,8 @@ class WholePages(TorchNativeAttnBackend):
     def _store(self, k: Any, v: Any, layer: RadixAttention, forward_batch: ForwardBatch) -> None:
         assert not layer.is_cross_attention and layer.attn_type == AttentionType.DECODER
         assert layer.sliding_window_size in (None, -1) and not layer.logit_cap
-        self.token_to_kv_pool.set_kv_buffer(
-            layer, KVWriteLoc(forward_batch.out_cache_loc), k, v, layer.k_scale, layer.v_scale
-        )
+        scales = () if self.latent else (layer.k_scale, layer.v_scale)
+        self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v, *scales)
 
     def _read(self, layer: RadixAttention, first_slots: torch.Tensor) -> list[torch.Tensor]:
         """K and V `[B, pages * page, kv_heads, dim]` in fp32, multiplied by their scales."""

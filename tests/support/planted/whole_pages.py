@@ -31,7 +31,10 @@ def offer() -> None:
 
 
 def build(runner: Any) -> Any:
-    """The backend for a model runner."""
+    """The backend for a model runner, which reads latent rows from the pool, as torch's own does."""
+    from sglang_hybrid.platforms.kda_ops import read_latent_rows
+
+    read_latent_rows(NAME)
     return importlib.import_module("whole_page_backend").WholePages(runner)
 
 
