@@ -347,6 +347,8 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 model="lfm2-moe" if name == "s1" else "lfm2",
                 memory=Memory(tokens=1536, spare=8),
                 chunk=chunk,
+                context=1024,
+                graphs=name != "s1",  # SGLang's experts on a CPU ask the host which of them are needed
                 flags=flags,
                 env=RETRACT,
                 long=name != "s2",
@@ -367,6 +369,8 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 model="kimi",
                 memory=Memory(tokens=2048, spare=32),
                 chunk=chunk,
+                context=1024,
+                graphs=True,
                 flags=flags,
                 env=RETRACT,
                 long=name != "s1",
