@@ -87,6 +87,27 @@ def test_index_tensors_agree_with_each_other(
     assert sorted(done) == list(range(cut.pieces))
 
 
+@pytest.mark.parametrize(("lengths", "begins", "grid"), CASES)
+def test_blocks_are_pieces_of_up_to_256_tokens(
+    lengths: tuple[int, ...], begins: tuple[int, ...], grid: int | None
+) -> None:
+    cut = plan(lengths, begins, grid)
+    assert cut.block_tokens == choose_chunk(grid, 256)
+    firsts = [*cut.first_block.tolist(), cut.blocks]
+    assert cut.most_blocks == max(high - low for low, high in zip(firsts, firsts[1:]))
+    ends: dict[int, int] = {}
+    for seq, begin in enumerate(begins):
+        position = begin
+        for block in range(firsts[seq], firsts[seq + 1]):
+            length = int(cut.block_length[block])
+            assert int(cut.block_start[block]) == int(cut.seq_flat_start[seq]) + position - begin
+            assert position // cut.block_tokens == (position + length - 1) // cut.block_tokens
+            position += length
+            ends[int(cut.block_emission[block])] = position
+        assert position == begin + lengths[seq]
+    assert [ends[index] for index in range(len(cut.emissions))] == [end for _, end in cut.emissions]
+
+
 def test_a_token_has_the_same_neighbours_whatever_was_cached() -> None:
     cold = plan((200,), (0,), 48)
     for begin in (48, 96, 144):

@@ -4,6 +4,10 @@ Every launch of `samples` is compiled for sm_80 and sm_90 and read back from mac
 are counted in the interpreter, which needs a process of its own.  Exits 1 when a kernel spills, touches
 state in less than 16 bytes a thread, or moves more than 1.01 times the floor: each byte of state once
 in and once out.
+
+`--chains` compiles the prefill of 8,192 tokens at the shapes of real models instead, and says what a warp of
+the longest program of each launch issues (`compiled.Chain`): programs, serial steps, instructions and
+barriers a step, all instructions.  `python -m bench.chains` sets the stock kernels beside them.
 """
 
 from __future__ import annotations
@@ -13,9 +17,13 @@ import json
 import os
 import subprocess
 import sys
-from typing import NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_hybrid.kernels.launch import WORD_BYTES
+
+if TYPE_CHECKING:
+    from sglang_hybrid.kernels.compiled import Chain
 
 CAPABILITIES = (80, 90)
 MOST_OVER_FLOOR = 1.01
@@ -95,6 +103,28 @@ def rows(names: list[str]) -> list[Row]:
     ]  # fmt: skip
 
 
+CHAIN_COLUMNS = f"{'kernel':<64}{'programs':>9}{'steps':>7}{'step':>6}{'barriers':>9}{'chain':>8}"
+
+
+def chain_line(name: str, programs: int, chain: Chain) -> str:
+    """A launch in the columns of `CHAIN_COLUMNS`."""
+    return (
+        f"{name:<64}{programs:>9}{chain.steps:>7}{chain.step:>6}{chain.barriers:>9}{chain.instructions:>8}"
+    )
+
+
+def print_chains(only: str) -> None:
+    """Chains of the launches of `prefills.PREFILLS` on sm_90."""
+    from sglang_hybrid.kernels.compiled import chain_of, compile_for
+    from sglang_hybrid.kernels.prefills import PREFILLS, prefill_launches
+
+    print(CHAIN_COLUMNS)
+    for name, mixer in PREFILLS.items():
+        for launch in prefill_launches(mixer) if only in name else ():
+            chain = chain_of(compile_for(launch, 90), launch.trips)
+            print(chain_line(f"{name}: {launch.kernel.__name__}", prod(launch.grid), chain))
+
+
 def main() -> None:
     """Command line; see the module."""
     parser = argparse.ArgumentParser(
@@ -102,12 +132,16 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--only", default="", help="samples whose name contains this (default all)")
+    parser.add_argument("--chains", action="store_true", help="what the prefills of real models issue")
     parser.add_argument("--count", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.count is not None:
         print(json.dumps(count(options.count)))
         return
     os.environ.pop("TRITON_INTERPRET", None)
+    if options.chains:
+        print_chains(options.only)
+        return
     from sglang_hybrid.kernels.samples import SAMPLES
 
     names = [name for name in SAMPLES if options.only in name]

@@ -25,6 +25,9 @@ STATE_FILE = "state_access.py"
 
 _FILE = re.compile(r'//## File "([^"]+)", line \d+')
 _OPCODE = re.compile(r"\b(?P<name>LDG|STG|LDGSTS|RED|ATOMG|LDL|STL)(?P<rest>(?:\.[A-Z0-9_]+)*)\b")
+_LABEL = re.compile(r"\s*(\.L_x_\d+):")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?);")
+_BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 _BITS = re.compile(r"\.[USB]?(128|64|16|8)(?=\.|$)")
 
 
@@ -37,11 +40,53 @@ class Compiled(NamedTuple):
     shared: int
     loads: tuple[int, ...]
     stores: tuple[int, ...]
+    barriers: tuple[bool, ...]
+    """Of every instruction, in order: whether all warps of the program wait at it."""
+    loops: tuple[tuple[int, int], ...]
+    """First and last instruction of every loop, in the order in which they begin."""
 
     @property
     def narrowest(self) -> int:
         """Bytes of the narrowest access to the state; 0 when none was found."""
         return min((*self.loads, *self.stores), default=0)
+
+
+class Chain(NamedTuple):
+    """What a warp of a launch's longest program issues, one instruction after another.
+
+    `steps`: passes through innermost loops; `step` and `barriers`: instructions and barriers of a pass
+    through the one that issues most; `instructions`: all of them.
+    """
+
+    steps: int
+    step: int
+    barriers: int
+    instructions: int
+
+
+def chain_of(code: Compiled, trips: tuple[int, ...]) -> Chain:
+    """The chain of a launch whose longest program goes `trips` times through its loops (`Launch.trips`).
+
+    Raises `KernelError` when the machine code has another number of loops: then one was unrolled or removed.
+    """
+    if len(code.loops) != len(trips):
+        raise KernelError(f"the code has {len(code.loops)} loops, needs {len(trips)}: {code.loops}")
+    passes = [1] * len(code.barriers)
+    for (first, last), count in zip(code.loops, trips):
+        for index in range(first, last + 1):
+            passes[index] *= count
+    inner = [
+        (first, last)
+        for first, last in code.loops
+        if not any(first <= low and high <= last and (low, high) != (first, last) for low, high in code.loops)
+    ]
+    first, last = max(inner, key=lambda loop: sum(passes[loop[0] : loop[1] + 1]), default=(0, -1))
+    return Chain(
+        sum(passes[low] for low, _ in inner),
+        last - first + 1,
+        sum(code.barriers[first : last + 1]),
+        sum(passes),
+    )
 
 
 def source_of(launch: Launch) -> ASTSource:
@@ -85,8 +130,18 @@ def read_code(cubin: bytes, shared: int) -> Compiled:
     spills = 0
     loads: list[int] = []
     stores: list[int] = []
+    barriers: list[bool] = []
+    loops: list[tuple[int, int]] = []
+    labels: dict[str, int] = {}
     of_state = False
     for text in code.splitlines():
+        if label := _LABEL.match(text):
+            labels[label[1]] = len(barriers)
+        if instruction := _INSTRUCTION.search(text):
+            branch = _BRANCH.search(instruction[1])
+            if branch and labels.get(branch[1], len(barriers)) < len(barriers):
+                loops.append((labels[branch[1]], len(barriers)))
+            barriers.append("BAR." in instruction[1])
         if source := _FILE.search(text):
             of_state = Path(source[1]).name == STATE_FILE
         elif opcode := _OPCODE.search(text):
@@ -94,7 +149,9 @@ def read_code(cubin: bytes, shared: int) -> Compiled:
                 spills += 1
             elif of_state:
                 (stores if opcode["name"] == "STG" else loads).append(access_bytes(opcode["rest"]))
-    return Compiled(int(registers[1]), spills, shared, tuple(loads), tuple(stores))
+    return Compiled(
+        int(registers[1]), spills, shared, tuple(loads), tuple(stores), tuple(barriers), tuple(sorted(loops))
+    )
 
 
 def access_bytes(modifiers: str) -> int:

@@ -22,11 +22,17 @@ class Launch(NamedTuple):
     warps: int
     stages: int = 3
     """Depth of software pipelining, where a kernel has loops over loads."""
+    fused: bool = True
+    """Whether the compiler may round a product and its sum once.  Kernels that have to agree to the bit
+    forbid it: it might fuse in one what it does not in the other."""
+    trips: tuple[int, ...] = ()
+    """How often the longest program goes through each of its loops, in the order in which they begin; for an
+    inner loop, each time the outer one comes by."""
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """Compiler options."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fused}
 
     def run(self) -> None:
         self.kernel[self.grid](**self.args, **self.options)
@@ -52,3 +58,8 @@ def vector(itemsize: int, *strides: int) -> int:
 def interpreting() -> bool:
     """Whether kernels run in Triton's interpreter, which multiplies bf16 operands of a dot as integers."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def taken(kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
+    """Those of `args` that the kernel has parameters for."""
+    return {name: args[name] for name in kernel.arg_names}

@@ -201,23 +201,47 @@ def delta_scan_sample(
     return Sample(scan, tuple(cell.arenas.state_buffers), floor)
 
 
-def scan_sample(mixer: Mixer, memory: str, dtype: torch.dtype, inputs: torch.dtype = BF16) -> Sample:
-    """`paged_scan` of 80 tokens that pass one boundary and end between two: two emissions."""
+def scan_launches(
+    mixer: Mixer, memory: str, dtype: torch.dtype, inputs: torch.dtype, tokens: int, begin: int = 0
+) -> tuple[Cell, tuple[Launch, ...]]:
+    """`paged_scan` of one sequence that begins at position `begin`.
+
+    The first emission and the last have pages, boundaries between them none.
+    """
     cell = make_cell(mixer, memory, dtype)
-    tokens, begin, grid = 80, 480, 512
-    segments = plan_segments([0, tokens], [begin], grid)
+    segments = plan_segments([0, tokens], [begin], 512)
     row = torch.randn(tokens, mixer.channels).to(inputs)
     grouped = mixer.groups * mixer.size
     x, b, c = torch.split(row, [mixer.inner, grouped, grouped], 1)
     weights = torch.rand(3, mixer.heads)
-    launch = plan_paged_scan(
-        cell.arenas.state(cell.layer), cell.src_map, torch.cat([cell.dst_map, cell.src_map]),
-        x.view(tokens, mixer.heads, mixer.dim), torch.randn(tokens, mixer.heads).to(inputs), -weights[0],
-        b.view(tokens, mixer.groups, mixer.size), c.view(tokens, mixer.groups, mixer.size), segments,
+    emissions = len(segments.emissions)
+    middle = [torch.full_like(cell.dst_map, -1)] * (emissions - 2)
+    targets = torch.cat([cell.dst_map, *middle, cell.src_map])[-emissions:]
+    dt = torch.randn(tokens, mixer.heads + 8).to(inputs)[:, : mixer.heads]
+    return cell, plan_paged_scan(
+        cell.arenas.state(cell.layer), cell.src_map, targets, x.view(tokens, mixer.heads, mixer.dim), dt,
+        -weights[0], b.view(tokens, mixer.groups, mixer.size), c.view(tokens, mixer.groups, mixer.size),
+        segments,
         torch.empty(tokens, mixer.heads, mixer.dim, dtype=inputs),
         d=weights[1], dt_bias=weights[2], dt_softplus=True,
     )  # fmt: skip
-    floor = (1 + len(segments.emissions)) * mixer.inner * mixer.size * dtype.itemsize
+
+
+def scan_sample(
+    mixer: Mixer, memory: str, dtype: torch.dtype, inputs: torch.dtype = BF16, part: int | None = None
+) -> Sample:
+    """`paged_scan` of 80 tokens that pass one boundary and end between two, in one launch: two emissions.  Or
+    of 600, launch `part` of three: of the first is counted what it hands over."""
+    cell, launches = scan_launches(mixer, memory, dtype, inputs, 80 if part is None else 600, 480)
+    launch = launches[part or 0]
+    if part == 0:
+        own = launch.args["own"]
+        return Sample(launch, (own,), own.nbytes)
+    if part == 1:
+        launch.args["own"].zero_()
+        launch.args["totals"].zero_()
+    # One source and two emissions.
+    floor = 3 * mixer.inner * mixer.size * dtype.itemsize
     return Sample(launch, tuple(cell.arenas.state_buffers), floor)
 
 
@@ -305,8 +329,18 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "paged_conv Falcon-H1-7B S1 fp32": partial(paged_conv_sample, FALCON_H1_7B, "S1", FP32, False),
     "paged_scan Falcon-H1-7B TP8 S1 bf16": partial(scan_sample, FALCON_H1_7B_TP8, "S1", BF16),
     "paged_scan Nemotron-Nano-9B-v2 TP8 S1 fp32": partial(scan_sample, NEMOTRON_NANO_9B_TP8, "S1", FP32),
-    "paged_scan Falcon-H1-7B TP8 S1 fp32, inputs too": partial(
-        scan_sample, FALCON_H1_7B_TP8, "S1", FP32, FP32
+    "paged_scan Falcon-H1-7B TP8, own states": partial(scan_sample, FALCON_H1_7B_TP8, "S1", FP32, part=0),
+    "paged_scan Falcon-H1-7B TP8, own states, inputs fp32": partial(
+        scan_sample, FALCON_H1_7B_TP8, "S1", FP32, FP32, part=0
+    ),
+    "paged_scan Falcon-H1-7B TP8 S1 bf16, states": partial(
+        scan_sample, FALCON_H1_7B_TP8, "S1", BF16, part=1
+    ),
+    "paged_scan Falcon-H1-7B TP8 S1 fp32, states": partial(
+        scan_sample, FALCON_H1_7B_TP8, "S1", FP32, part=1
+    ),
+    "paged_scan Nemotron-Nano-9B-v2 TP8 S1 fp32, states": partial(
+        scan_sample, NEMOTRON_NANO_9B_TP8, "S1", FP32, part=1
     ),
     "paged_delta_scan Qwen3-Next TP8 S1 fp32": partial(delta_scan_sample, QWEN3_NEXT_TP8, "S1", FP32),
     "paged_delta_scan Qwen3-Next TP8 S1 bf16": partial(delta_scan_sample, QWEN3_NEXT_TP8, "S1", BF16),

@@ -22,15 +22,17 @@ from sglang_hybrid.kernels.upload import upload_lists
 
 MAX_CHUNK = 64
 """Longest piece.  The scan's work inside a piece is quadratic; longer ones gain nothing on a CPU."""
+MAX_BLOCK = 256
+"""Longest block.  A block's state goes through memory: shorter blocks cost traffic, longer ones products."""
 
 
-def choose_chunk(grid: int | None) -> int:
-    """Largest divisor of `grid` that is at most `MAX_CHUNK`; `MAX_CHUNK` itself without a grid."""
+def choose_chunk(grid: int | None, limit: int = MAX_CHUNK) -> int:
+    """Largest divisor of `grid` that is at most `limit`; `limit` itself without a grid."""
     if grid is None:
-        return MAX_CHUNK
+        return limit
     if grid < 1:
         raise KernelError(f"grid is {grid}, needs at least 1")
-    return max(size for size in range(1, min(MAX_CHUNK, grid) + 1) if grid % size == 0)
+    return max(size for size in range(1, min(limit, grid) + 1) if grid % size == 0)
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,15 @@ class Segments:
     """[Q] emission of the state after a piece; -1: none."""
     piece_order: torch.Tensor
     """[Q] pieces, the first of every sequence, then the second of all that have one, and so on."""
+    first_block: torch.Tensor
+    """[S] first block of a sequence.  Blocks are pieces of at most `block_tokens`, cut by the same rule: what
+    the Triton scan of Mamba2 works on at once."""
+    block_start: torch.Tensor
+    """[blocks] flat index of the first token of a block."""
+    block_length: torch.Tensor
+    """[blocks] tokens of a block."""
+    block_emission: torch.Tensor
+    """[blocks] emission of the state after a block; -1: none."""
     emission_piece: torch.Tensor
     """[K] piece whose final state is emitted."""
     emission_seq: torch.Tensor
@@ -82,6 +93,14 @@ class Segments:
     """Host: how many sequences have an i-th piece."""
     longest: int
     """Tokens of the longest extend."""
+    block_tokens: int
+    """Most tokens of a block."""
+    most_blocks: int
+    """Blocks of the sequence that has the most."""
+
+    @property
+    def blocks(self) -> int:
+        return self.block_start.shape[0]
 
     @property
     def pieces(self) -> int:
@@ -153,6 +172,7 @@ class Cut:
             "seq_flat_start": starts[:-1], "seq_length": self.lengths, "first_piece": [], "last_emission": [],
             "piece_start": [], "piece_length": [], "piece_position": [], "piece_seq": [],
             "piece_emission": [], "piece_order": [],
+            "first_block": [], "block_start": [], "block_length": [], "block_emission": [],
             "emission_piece": [], "emission_seq": [], "emission_flat_end": [],
         }  # fmt: skip
         self.lists = lists
@@ -178,6 +198,17 @@ class Cut:
                 lists["piece_seq"].append(seq)
                 lists["piece_emission"].append(emission)
             lists["last_emission"].append(len(self.emissions) - 1)
+        self.block_tokens = choose_chunk(grid, MAX_BLOCK)
+        self.most_blocks = 0
+        ends = {end: emission for emission, end in enumerate(lists["emission_flat_end"])}
+        for begin, start, length in zip(begins, starts, self.lengths):
+            lists["first_block"].append(len(lists["block_start"]))
+            bounds = piece_bounds(begin, length, grid, self.block_tokens)
+            self.most_blocks = max(self.most_blocks, len(bounds))
+            for low, high in bounds:
+                lists["block_start"].append(start + low - begin)
+                lists["block_length"].append(high - low)
+                lists["block_emission"].append(ends.get(start + high - begin, -1))
         lists["piece_order"] = [piece for pieces in rounds for piece in pieces]
         self.round_sizes = [len(pieces) for pieces in rounds]
 
@@ -194,6 +225,8 @@ class Cut:
             emissions=tuple(self.emissions),
             round_sizes=tuple(self.round_sizes),
             longest=max(self.lengths, default=0),
+            block_tokens=self.block_tokens,
+            most_blocks=self.most_blocks,
         )
         return segments, tensors[len(self.lists) :]
 

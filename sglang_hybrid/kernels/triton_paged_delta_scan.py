@@ -14,15 +14,13 @@ lengths and decays are factors of the results: nothing is rounded for them.  Wit
 # mypy: disable-error-code="assignment, var-annotated"
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from sglang_hybrid.kernels.checks import KernelError, need_dtype
 from sglang_hybrid.kernels.delta_rule import DeltaInputs
-from sglang_hybrid.kernels.launch import WORD_BYTES, Launch, power_of_two
+from sglang_hybrid.kernels.launch import WORD_BYTES, Launch, power_of_two, taken
 from sglang_hybrid.kernels.segments import Segments
 from sglang_hybrid.kernels.state_access import read_state, write_state
 from sglang_hybrid.kernels.state_io import need_map
@@ -364,11 +362,6 @@ def plan_paged_delta_scan(
         Launch(delta_parts_kernel, places, parts_args, warps=max(1, words // 32), stages=1),
         Launch(paged_delta_scan_kernel, grid, taken(paged_delta_scan_kernel, args), warps=8, stages=1),
     )
-
-
-def taken(kernel: Any, args: dict[str, Any]) -> dict[str, Any]:
-    """Those of `args` that the kernel has parameters for."""
-    return {name: args[name] for name in kernel.arg_names}
 
 
 def paged_delta_scan(

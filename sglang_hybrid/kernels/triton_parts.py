@@ -11,7 +11,7 @@ LEAST_DOT = 16
 """Least side of a tile in a matrix product."""
 PIECE_TABLES = (
     "piece_start", "piece_length", "piece_position", "piece_seq", "piece_emission", "first_piece",
-    "seq_flat_start",
+    "seq_flat_start", "first_block", "block_start", "block_length", "block_emission",
 )  # fmt: skip
 """Tables of `Segments` that kernels read an element at a time; they lie anywhere in one buffer."""
 

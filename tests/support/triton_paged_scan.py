@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 
 import torch
 
+from sglang_hybrid.kernels import triton_paged_scan, triton_scan_blocks
 from sglang_hybrid.kernels.checks import KernelError
 from sglang_hybrid.kernels.segments import Segments, plan_segments
 from tests.support import paged_state
@@ -57,6 +63,10 @@ TABLE = {
     "int64 maps": replace(BASE, state=replace(STATE, index=torch.int64)),
     "bare": replace(BASE, state=replace(STATE, extras=False)),
     "bf16": replace(BASE, state=replace(STATE, stored=BF16)),
+    "bf16, an extend that is not walked": replace(
+        BASE, lengths=(9, 150), begins=(3, 8), grid=32, state=replace(STATE, stored=BF16)
+    ),
+    "blocks of 256": replace(BASE, lengths=(300, 7), begins=(400, 0), grid=512, inputs=BF16),
     "bf16, state size 256": replace(BASE, state=replace(STATE, stored=BF16, size=256)),
     "bf16 inputs, fp32 state": replace(BASE, inputs=BF16),
 }
@@ -140,9 +150,11 @@ def the_last_emission_may_be_in_place(rule: Rule, device: str) -> None:
     world.expect(world.run(device), set(range(world.count)))
 
 
-def resumes_bit_for_bit(rule: Rule, stored: torch.dtype, device: str) -> None:
+def resumes_bit_for_bit(
+    rule: Rule, stored: torch.dtype, device: str, inputs: torch.dtype | None = None
+) -> None:
     """From every boundary of a cold scan: the same y, the same bytes at every later emission."""
-    case = replace(BASE, lengths=(29,), begins=(0,), state=replace(STATE, stored=stored))
+    case = replace(BASE, lengths=(29,), begins=(0,), state=replace(STATE, stored=stored), inputs=inputs)
     cold = World(rule, case)
     cold.src_map[:] = -1
     y = cold.run(device)
@@ -154,6 +166,96 @@ def resumes_bit_for_bit(rule: Rule, stored: torch.dtype, device: str) -> None:
         for later, key in enumerate(warm.segments.emissions):
             want = cold.pages.get(cold.dst_map[cold.segments.emission_index[key]])
             assert same_bytes(warm.pages.get(warm.dst_map[later]), want), f"state at {key}"
+
+
+def walked_or_not(rule: Rule, device: str) -> None:
+    """The one launch and the three agree to the bit, in outputs and in pages."""
+    # Boundaries at 8, 16, ... and at 512; blocks end there, and at 256.
+    for lengths, grid in (((29, 5), 8), ((265, 20), 512)):
+        case = replace(
+            BASE, lengths=lengths, begins=(3, 250), grid=grid, state=replace(STATE, stored=BF16, heads=1)
+        )
+        agree_to_the_bit(rule, case, device)
+
+
+def agree_to_the_bit(rule: Rule, case: Case, device: str) -> None:
+    """Both ways through one batch."""
+    with mock.patch.object(triton_paged_scan, "WALKED_TOKENS", 1024):
+        walked = World(rule, case)
+        y = walked.run(device)
+    with mock.patch.object(triton_paged_scan, "WALKED_TOKENS", 0):
+        split = World(rule, case)
+        split.inputs = walked.inputs
+        for mine, its in zip(split.src_map, walked.src_map, strict=True):
+            split.pages.put(mine, walked.pages.get(its))
+        assert same_bytes(split.run(device), y), "y"
+    for emission, (mine, its) in enumerate(zip(split.dst_map, walked.dst_map, strict=True)):
+        assert same_bytes(split.pages.get(mine), walked.pages.get(its)), f"state at emission {emission}"
+
+
+def resumes_walked(rule: Rule, stored: torch.dtype, device: str) -> None:
+    """A cold scan in three launches, some of its resumes in one."""
+    with mock.patch.object(triton_paged_scan, "WALKED_TOKENS", 14):
+        resumes_bit_for_bit(rule, stored, device, BF16)
+
+
+FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "the decay is dropped at a boundary": (
+        ("        state = state_after(state, added, total)\n", "        state = state + added\n"),
+    ),
+    "a block gets the state after it": (
+        ("        tl.store(entries + cell, state.to(entries.dtype.element_ty), mask=inside)\n", ""),
+        (
+            "        added, total, emission = next_added, next_total, next_emission\n",
+            "        tl.store(entries + cell - HEADS.to(tl.int64) * (DIM * SIZE), "
+            "state.to(entries.dtype.element_ty), mask=inside)\n"
+            "        added, total, emission = next_added, next_total, next_emission\n",
+        ),
+    ),
+    "the state passes an emission unrounded": (
+        ("            state = stored.to(tl.float32)\n", "            state = state + 0.0\n"),
+    ),
+    "the walk's state passes an emission unrounded": (
+        ("tl.where(emits, stored.to(tl.float32), state)", "state"),
+    ),
+    "states are rounded where nothing is emitted": (
+        (
+            "        if emission >= 0:\n",
+            "        state = state.to(rows.dtype.element_ty).to(tl.float32)\n        if emission >= 0:\n",
+        ),
+    ),
+}
+"""Text of the kernels, and what stands in its place."""
+PLANTED = (triton_scan_blocks, triton_paged_scan)
+
+
+def is_seen(fault: str, rule: Rule, device: str) -> None:
+    """With the fault in the kernels some case fails."""
+    texts = {module.__name__: Path(str(module.__file__)).read_text() for module in PLANTED}
+    for old, new in FAULTS[fault]:
+        places = [name for name, text in texts.items() if old in text]
+        assert len(places) == 1 and texts[places[0]].count(old) == 1, f"{old!r} stands in {places}"
+        texts[places[0]] = texts[places[0]].replace(old, new)
+    checks = [
+        partial(equals_the_recurrence, rule, TABLE["one sequence"]),
+        partial(resumes_walked, rule, BF16),
+        partial(walked_or_not, rule),
+    ]
+    with TemporaryDirectory() as folder, mock.patch.dict(sys.modules):
+        for name, text in texts.items():
+            planted = Path(folder) / f"{name}.py"
+            planted.write_text(text)
+            spec = spec_from_file_location(name, planted)
+            assert spec is not None and spec.loader is not None
+            sys.modules[name] = module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
+        with mock.patch.dict(globals(), {"triton_paged_scan": sys.modules[triton_paged_scan.__name__]}):
+            for check in checks:
+                try:
+                    check(device)
+                except AssertionError:
+                    return
+    raise AssertionError(f"not seen: {fault}")
 
 
 def refuses_what_it_cannot_hold(rule: Rule, device: str) -> None:
@@ -188,7 +290,13 @@ def cases_of(rule: Rule, table: Mapping[str, Case]) -> dict[str, Check]:
 
 def cases() -> dict[str, Check]:
     """All cases by name."""
-    return cases_of(MAMBA2, TABLE)
+    more: dict[str, Callable[[str], None]] = {
+        "one launch or three": partial(walked_or_not, MAMBA2),
+        "resume, walked": partial(resumes_walked, MAMBA2, torch.float32),
+        "resume, walked, bf16": partial(resumes_walked, MAMBA2, BF16),
+        **{f"planted: {fault}": partial(is_seen, fault, MAMBA2) for fault in FAULTS},
+    }
+    return cases_of(MAMBA2, TABLE) | more
 
 
 if __name__ == "__main__":
