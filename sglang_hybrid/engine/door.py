@@ -23,7 +23,7 @@ from fastapi import HTTPException
 from sglang.srt.managers.io_struct import AbortReq, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from sglang.srt.runtime_context import get_exec
 
-from sglang_hybrid.engine.door_rules import OF_THE_SERVER, Limits, body_fault, fault
+from sglang_hybrid.engine.door_rules import OF_THE_SERVER, Limits, body_fault, fault, flat, ids_faults
 from sglang_hybrid.engine.refusals import way_out_is_refused
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,14 @@ async def read(original: Callable[..., Any], self: Any, *args: Any, **kwargs: An
         return await original(self, *args, **kwargs)
     except Exception as error:
         raise _of_the_client(error) from error.__cause__
+
+
+async def detokenized(original: Callable[..., Any], self: Any, body: Any, *args: Any) -> Any:
+    """Around `OpenAIServingDetokenize._handle_non_streaming_request`: a tokenizer may take no other ids."""
+    manager = self.tokenizer_manager
+    rows = max(manager.model_config.vocab_size, len(manager.tokenizer or ()))
+    sentence = next(ids_faults("tokens", [*flat(body.tokens)], rows), None)
+    return await original(self, body, *args) if sentence is None else self.create_error_response(sentence)
 
 
 async def recorded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:

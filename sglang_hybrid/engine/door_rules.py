@@ -7,7 +7,7 @@ gets.  `door.py` asks both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -127,7 +127,7 @@ def body_fault(body: GenerateReqInput | EmbeddingReqInput) -> str | None:
         if samples is not None and samples < 1:
             return f"sampling_params.n is {samples}; it must be at least 1."
     for name in KEYS:
-        for text in _flat(getattr(body, name, None)):
+        for text in flat(getattr(body, name, None)):
             if isinstance(text, str) and len(text) > LONGEST_KEY:
                 return f"{name} has {len(text)} characters; at most {LONGEST_KEY} are taken."
     prompts = next(
@@ -166,9 +166,8 @@ def _faults(request: Any, limits: Limits) -> Iterator[str]:
     if ids is None or not len(ids):
         if getattr(request, "session_params", None) is None and request.mm_inputs is None:
             yield "input_ids has 0 tokens after tokenization; a prompt must have at least 1."
-    elif min(ids) < 0 or max(ids) >= limits.vocab:
-        wrong = min(ids) if min(ids) < 0 else max(ids)
-        yield f"input_ids has the id {wrong}; token ids are 0 to {limits.vocab - 1}."
+    else:
+        yield from ids_faults("input_ids", ids, limits.vocab)
     for name, why in NOT_SERVED.items():
         if getattr(request, name, None) is not None:
             yield f"{name} is not served with --hybrid-mem: {why}; leave it out."
@@ -181,6 +180,12 @@ def _faults(request: Any, limits: Limits) -> Iterator[str]:
     if isinstance(request, TokenizedGenerateReqInput):
         yield from _logprob_faults(request, limits)
         yield from _session_faults(request.session_params)
+
+
+def ids_faults(name: str, ids: Sequence[int], vocab: int) -> Iterator[str]:
+    """Sentence about an id that is none."""
+    if len(ids) and (min(ids) < 0 or max(ids) >= vocab):
+        yield f"{name} has the id {min(ids) if min(ids) < 0 else max(ids)}; token ids are 0 to {vocab - 1}."
 
 
 def _sampling_faults(params: Any, limits: Limits) -> Iterator[str]:
@@ -199,7 +204,7 @@ def _sampling_faults(params: Any, limits: Limits) -> Iterator[str]:
     if params.stream_interval is not None and params.stream_interval < 1:
         yield f"sampling_params.stream_interval is {params.stream_interval}; it must be at least 1."
     for name in ("stop_strs", "stop_regex_strs"):
-        for text in _flat(getattr(params, name)):
+        for text in flat(getattr(params, name)):
             if not isinstance(text, str):
                 yield f"sampling_params.{name.removesuffix('_strs')} has {_shown(text)}; it must be a string."
     for token in params.stop_token_ids or ():
@@ -264,10 +269,11 @@ def _is(value: Any, kind: type) -> bool:
     return -INT64 <= value < INT64 if kind is int and isinstance(value, int) else isinstance(value, kind)
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def flat(value: Any) -> Iterator[Any]:
+    """Members of nested lists, or the value itself; nothing for None."""
     if isinstance(value, list | tuple):
         for part in value:
-            yield from _flat(part)
+            yield from flat(part)
     elif value is not None:
         yield value
 

@@ -21,6 +21,7 @@ SCHEDULER = "sglang.srt.managers.scheduler"
 ENGINE = "sglang.srt.entrypoints.engine"
 TOKENIZER = "sglang.srt.managers.tokenizer_manager"
 OLLAMA = "sglang.srt.entrypoints.ollama.serving"
+TOKENIZE = "sglang.srt.entrypoints.openai.serving_tokenize"
 CONTROL = "sglang.srt.managers.tokenizer_control_mixin"
 REQUESTS = "sglang.srt.managers.io_struct"
 
@@ -136,6 +137,11 @@ DOOR: tuple[Hook, ...] = (
             ("generate_request", "answered"),
             ("score_request", "read"),
         )
+    ),
+    Hook(
+        f"{TOKENIZE}.OpenAIServingDetokenize._handle_non_streaming_request",
+        "sglang_hybrid.engine.door:detokenized",
+        HookType.AROUND,
     ),
     *(
         Hook(f"{OLLAMA}.OllamaServing.{name}", "sglang_hybrid.engine.door:read", HookType.AROUND)

@@ -59,6 +59,8 @@ BAD = (
     Bad(GENERATE, ids([5], [2**63 - 1]), "id 9223372036854775807", "0 to 511"),
     Bad("/v1/completions", {"model": "m", "prompt": [5, -1], "max_tokens": 2}, "id -1", "0 to 511"),
     Bad("/v1/score", score(items=[[-7]]), "id -7", "0 to 511"),
+    Bad("/detokenize", {"model": "m", "tokens": [5, -1]}, "id -1", "token ids are 0 to"),
+    Bad("/v1/detokenize", {"model": "m", "tokens": [[5], [2**40]]}, f"id {2**40}", "token ids are 0 to"),
     # More logprobs than there are.
     Bad(GENERATE, ids(5, 6, return_logprob=True, top_logprobs_num=1_000_000), "1000000", "512"),
     Bad(GENERATE, ids(5, 6, return_logprob=True, top_logprobs_num=-1), "top_logprobs_num is -1", "0 to 512"),

@@ -54,7 +54,12 @@ def test_offline_batch(park: ServerPark, cold: Cold) -> None:
         return {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, **extra}
 
     salted = [call([T(3, 37)], cache_salt=salt) for salt in "aba"]
-    result = run_offline(park, [call(prompts), call(prompts), *salted])
+    bad = [] if park.stock else [call([[5, 6], [5, -5]]), call([[]]), call([[5]], top_logprobs_num=[513])]
+    result = run_offline(park, [*bad, call(prompts), call(prompts), *salted])
+    refused = [answer["refused"] for answer in result["answers"][: len(bad)]]
+    for sentence, named in zip(refused, ("id -5", "at least 1", "513"), strict=False):
+        assert named in sentence, refused
+    result["answers"] = result["answers"][len(bad) :]
     replies = [replies_of(answer) for answer in result["answers"]]
     for sent, got in zip([prompts, prompts, *[[T(3, 37)]] * 3], replies, strict=True):
         for prompt, reply in zip(sent, got, strict=True):
