@@ -12,6 +12,8 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from sglang_hybrid.pools.factory import ORGANIZATIONS, make_organization, smalle
 GRID = 16
 CONTEXT = 4096
 SAMPLED = 0.1
+AMPLE = 8
 FP32 = 4
 ENV = {
     "SGLANG_MAMBA_CONV_DTYPE": "float32",
@@ -82,6 +85,20 @@ def storm(
         "wrong": [*clients.wrong, *different],
         "seconds": round(time.monotonic() - begun, 1),
     }
+
+
+@contextmanager
+def storm_server(model: Path, name: str) -> Iterator[tuple[BenchServer, Storm]]:
+    """A server of this organization with ample memory, and clients that nothing was asked of yet."""
+    budget = AMPLE * smallest_budget(name, geometry(model), GRID)
+    args = [
+        *("--hybrid-mem", name, "--hybrid-grid", str(GRID), "--hybrid-budget-bytes", str(budget)),
+        *("--chunked-prefill-size", str(4 * GRID), "--max-running-requests", "8"),
+        *_common(model),
+    ]
+    calm = {name: value for name, value in ENV.items() if "TEST" not in name}
+    with BenchServer(args, calm) as server:
+        yield server, Storm(server.url, 0, GRID, min(400, int(server.info()["max_total_num_tokens"])))
 
 
 def compare(model: Path, clients: Storm, seed: int) -> tuple[int, list[str]]:

@@ -109,6 +109,19 @@ class Storm:
         if timer is not None:
             timer.join()
 
+    def good(self, index: int) -> None:
+        """One request that nothing disturbs."""
+        chance = random.Random(f"{self.seed}/good/{index}")
+        body: dict[str, Any] = {
+            "input_ids": self._prompt(chance),
+            "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},
+            "return_logprob": True,
+        }
+        try:
+            self._finish(requests.post(f"{self.url}/generate", json=body, timeout=TIMEOUT), body)
+        except requests.RequestException as error:
+            self._fault(f"good request {index}: {error!r}")
+
     def _prompt(self, chance: random.Random) -> list[int]:
         stem = chance.choice(self._stems)
         shared = chance.randrange(self.most_tokens)

@@ -4,6 +4,7 @@ A fault is in while the file of its name lies in the folder that the environment
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ TAILS = (TAIL_SKIPPED, TAIL_ELSEWHERE, TAIL_LATE)
 PREEMPT = "preempt"
 """No fault: SGLang's own test switch, every third forward preempts what decodes (`SGLANG_TEST_RETRACT`)."""
 NO_DOOR = "no-door"
-"""Whatever a tokenized request brings may pass."""
+"""What the door's rules say is passed over where it matches the regular expression in the file."""
 CURSED = "cursed-"
 """How the id of a request begins that fails where a file `raise-STAGE` says."""
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -89,10 +90,17 @@ def _plant_in_requests(folder: Path) -> None:
     """Guards and exceptions on a request's way."""
     from sglang_hybrid.engine import door, door_rules
 
-    honest = door_rules.fault
+    honest_body_fault = door_rules.body_fault
+
+    def passed_over(sentence: str) -> bool:
+        return (folder / NO_DOOR).exists() and bool(re.search((folder / NO_DOOR).read_text(), sentence))
 
     def fault(request: Any, limits: Any) -> str | None:
-        return None if (folder / NO_DOOR).exists() else honest(request, limits)
+        return next((said for said in door_rules._faults(request, limits) if not passed_over(said)), None)
+
+    def body_fault(body: Any) -> str | None:
+        said = honest_body_fault(body)
+        return None if said is None or passed_over(said) else said
 
     def curse(owner: Any, name: str, stage: str, requests_of: Any, after: bool = False) -> None:
         """`owner.name` raises while `raise-STAGE` exists and one of its requests is cursed; `after`: having
@@ -110,7 +118,7 @@ def _plant_in_requests(folder: Path) -> None:
 
         setattr(owner, name, cursed)
 
-    door.fault = fault  # type: ignore[attr-defined]
+    door.fault, door.body_fault = fault, body_fault  # type: ignore[attr-defined]
     if SCHEDULER not in sys.modules:
         return
     from sglang_hybrid.engine.cache import GridPrefixCache
