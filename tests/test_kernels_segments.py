@@ -92,7 +92,7 @@ def test_blocks_are_pieces_of_up_to_256_tokens(
     lengths: tuple[int, ...], begins: tuple[int, ...], grid: int | None
 ) -> None:
     cut = plan(lengths, begins, grid)
-    assert cut.block_tokens == choose_chunk(grid, 256)
+    assert cut.block_tokens == min(256, grid or 256)
     firsts = [*cut.first_block.tolist(), cut.blocks]
     assert cut.most_blocks == max(high - low for low, high in zip(firsts, firsts[1:]))
     ends: dict[int, int] = {}
@@ -101,11 +101,19 @@ def test_blocks_are_pieces_of_up_to_256_tokens(
         for block in range(firsts[seq], firsts[seq + 1]):
             length = int(cut.block_length[block])
             assert int(cut.block_start[block]) == int(cut.seq_flat_start[seq]) + position - begin
-            assert position // cut.block_tokens == (position + length - 1) // cut.block_tokens
+            step = grid or 256
+            assert position // step == (position + length - 1) // step
+            assert position % step // 256 == (position + length - 1) % step // 256
             position += length
             ends[int(cut.block_emission[block])] = position
         assert position == begin + lengths[seq]
     assert [ends[index] for index in range(len(cut.emissions))] == [end for _, end in cut.emissions]
+
+
+@pytest.mark.parametrize(("grid", "blocks"), [(512, 32), (520, 47), (521, 47), (64, 128), (None, 32)])
+def test_a_grid_without_divisors_has_no_more_blocks(grid: int | None, blocks: int) -> None:
+    """Each block of 8,192 tokens keeps a whole state in memory while the prefill runs."""
+    assert plan((8192,), (0,), grid).blocks == blocks
 
 
 def test_a_token_has_the_same_neighbours_whatever_was_cached() -> None:

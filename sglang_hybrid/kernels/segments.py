@@ -26,13 +26,13 @@ MAX_BLOCK = 256
 """Longest block.  A block's state goes through memory: shorter blocks cost traffic, longer ones products."""
 
 
-def choose_chunk(grid: int | None, limit: int = MAX_CHUNK) -> int:
-    """Largest divisor of `grid` that is at most `limit`; `limit` itself without a grid."""
+def choose_chunk(grid: int | None) -> int:
+    """Largest divisor of `grid` that is at most `MAX_CHUNK`; `MAX_CHUNK` itself without a grid."""
     if grid is None:
-        return limit
+        return MAX_CHUNK
     if grid < 1:
         raise KernelError(f"grid is {grid}, needs at least 1")
-    return max(size for size in range(1, min(limit, grid) + 1) if grid % size == 0)
+    return max(size for size in range(1, min(MAX_CHUNK, grid) + 1) if grid % size == 0)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Segments:
     piece_order: torch.Tensor
     """[Q] pieces, the first of every sequence, then the second of all that have one, and so on."""
     first_block: torch.Tensor
-    """[S] first block of a sequence.  Blocks are pieces of at most `block_tokens`, cut by the same rule: what
-    the Triton scan of Mamba2 works on at once."""
+    """[S] first block of a sequence.  Blocks have at most `block_tokens` (`block_bounds`): what the Triton
+    scan of Mamba2 works on at once."""
     block_start: torch.Tensor
     """[blocks] flat index of the first token of a block."""
     block_length: torch.Tensor
@@ -198,12 +198,12 @@ class Cut:
                 lists["piece_seq"].append(seq)
                 lists["piece_emission"].append(emission)
             lists["last_emission"].append(len(self.emissions) - 1)
-        self.block_tokens = choose_chunk(grid, MAX_BLOCK)
+        self.block_tokens = MAX_BLOCK if grid is None else min(MAX_BLOCK, grid)
         self.most_blocks = 0
         ends = {end: emission for emission, end in enumerate(lists["emission_flat_end"])}
         for begin, start, length in zip(begins, starts, self.lengths):
             lists["first_block"].append(len(lists["block_start"]))
-            bounds = piece_bounds(begin, length, grid, self.block_tokens)
+            bounds = block_bounds(begin, length, grid)
             self.most_blocks = max(self.most_blocks, len(bounds))
             for low, high in bounds:
                 lists["block_start"].append(start + low - begin)
@@ -237,6 +237,20 @@ def piece_bounds(begin: int, length: int, grid: int | None, chunk: int) -> list[
     cuts = {begin, end, *range(begin - begin % chunk + chunk, end, chunk)}
     if grid is not None:
         cuts.update(range(begin - begin % grid + grid, end, grid))
+    ordered = sorted(cuts)
+    return list(zip(ordered, ordered[1:]))
+
+
+def block_bounds(begin: int, length: int, grid: int | None) -> list[tuple[int, int]]:
+    """Cut [begin, begin + length) at every boundary, and each `MAX_BLOCK` tokens from a boundary on.
+
+    A block's state goes through memory: a grid with few divisors must not make many of them.
+    """
+    end = begin + length
+    step = MAX_BLOCK if grid is None else grid
+    cuts = {begin, end}
+    for boundary in range(begin - begin % step, end, step):
+        cuts.update(cut for cut in range(boundary, min(boundary + step, end), MAX_BLOCK) if cut > begin)
     ordered = sorted(cuts)
     return list(zip(ordered, ordered[1:]))
 

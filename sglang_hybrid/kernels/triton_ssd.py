@@ -1,7 +1,7 @@
 """The Mamba2 recurrence inside a block of tokens: what its kernels share, so that all compute the same bits.
 
-A block lies between two multiples of `Segments.block_tokens`.  Over its tokens t, with `log_t` the sum of the
-steps' log decays from the block's first token to t and `total` the sum over all:
+A block straddles no boundary of the grid (`segments.block_bounds`).  Over its tokens t, with `log_t` the sum
+of the steps' log decays from the block's first token to t and `total` the sum over all:
 
     own state      L = sum_t exp(total - log_t) step_t x_t B_t^T             (`own_state`)
     state after    S' = exp(total) S + L                                     (`state_after`)
