@@ -13,7 +13,6 @@ import torch
 from torch.nn import functional as F
 
 from sglang_hybrid.kernels.checks import KernelError
-from sglang_hybrid.kernels.elementwise import silu
 from sglang_hybrid.platforms.replace import replace_functions
 
 GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu": F.gelu}
@@ -89,30 +88,6 @@ def fused_qkvzba_split_reshape_cat(
     )
 
 
-def rms_norm_gated(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str = "swish",
-    residual: torch.Tensor | None = None,
-    prenorm: bool = False,
-    residual_in_fp32: bool = False,
-    eps: float = 1e-6,
-) -> torch.Tensor:
-    """RMS norm of the last dimension, then the gate `g`, of x's shape.
-
-    Source symbol: `rms_norm_gated` of `sglang.kernels.ops.attention.fla.fused_norm_gate`.
-    """
-    if bias is not None or residual is not None or prenorm:
-        raise KernelError("the norm has a bias or a residual, needs neither on this platform")
-    if activation not in ("swish", "silu", "sigmoid"):
-        raise KernelError(f"activation is {activation!r}, needs 'swish', 'silu' or 'sigmoid'")
-    wide, gate = x.float(), g.reshape(x.shape).float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return (normed * (torch.sigmoid(gate) if activation == "sigmoid" else silu(gate))).to(x.dtype)
-
-
 _torch_mm = torch.mm
 
 
@@ -133,7 +108,6 @@ REPLACEMENTS: dict[str, tuple[Callable[..., object], ...]] = {
     "sglang.srt.layers.moe.fused_moe_native": (moe_forward_native,),
     "sglang.kernels.ops.elementwise.elementwise": (fused_gate_sigmoid_mul_add,),
     "sglang.kernels.ops.attention.triton_gdn_fused_proj": (fused_qkvzba_split_reshape_cat,),
-    "sglang.kernels.ops.attention.fla.fused_norm_gate": (rms_norm_gated,),
 }
 """Module that defines a function -> ours of the same name."""
 
