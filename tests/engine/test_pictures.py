@@ -12,7 +12,10 @@ from tests.support.reply import Reply
 from tests.support.server import LiveServer
 from tests.support.witness import Witness
 
-PICTURED = ("qwen3.5-vl-s1",)
+PICTURED = (
+    *(f"qwen3.5-vl-{name}" for name in ("s0", "s1", "s2", "d0")),
+    *("qwen3.5-vl-moe-s1", "qwen3.5-vl-moe-d0"),
+)
 TOKENS = 6
 LONG = "Look at this picture. "
 
