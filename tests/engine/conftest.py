@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.cold import Cold
-from tests.support.configs import FAULTS
 from tests.support.park import ServerPark
 from tests.support.server import LiveServer
+from tests.support.server_config import FAULTS
 from tests.support.witness import Witness
 
 PASSED = pytest.StashKey[bool]()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.configs import ENV
 from tests.support.park import ServerPark, on
+from tests.support.server_config import ENV
 from tests.support.witness import Witness
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

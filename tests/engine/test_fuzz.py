@@ -8,9 +8,10 @@ from bench.fuzz import Fuzz, run
 from bench.fuzz_rules import BAD
 from bench.storm import Storm, sample
 from tests.support.cold import equal_cold
-from tests.support.configs import CONFIGS, FAULTS
+from tests.support.configs import CONFIGS
 from tests.support.park import ServerPark, on
 from tests.support.reply import Reply
+from tests.support.server_config import FAULTS
 from tests.support.witness import Witness
 
 BODIES = 300

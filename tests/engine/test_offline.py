@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cold import Cold, equal_cold
-from tests.support.configs import CONFIGS, ENV
+from tests.support.configs import CONFIGS
 from tests.support.park import ServerPark
 from tests.support.reply import replies_of
+from tests.support.server_config import ENV
 from tests.support.tokens import T
 
 PROGRAM = Path(__file__).with_name("offline_program.py")

@@ -6,10 +6,10 @@ import struct
 import zlib
 from typing import Any
 
-from tests.support.configs import ServerConfig
 from tests.support.park import on
 from tests.support.reply import Reply
 from tests.support.server import LiveServer
+from tests.support.server_config import ServerConfig
 from tests.support.witness import Witness
 
 PICTURED = (

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cold import differences
-from tests.support.configs import FAULTS
 from tests.support.park import on
 from tests.support.planted.planted_faults import TAILS
+from tests.support.server_config import FAULTS
 from tests.support.tokens import T
 from tests.support.witness import Witness
 

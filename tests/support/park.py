@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold import Cold
-from tests.support.configs import CONFIGS, ENV, MODELS, ServerConfig, cold_config
+from tests.support.configs import CONFIGS, MODELS
 from tests.support.nursery import Nursery
 from tests.support.server import LiveServer
+from tests.support.server_config import ENV, ServerConfig, cold_config
 
 
 def on(*names: str) -> pytest.MarkDecorator:

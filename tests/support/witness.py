@@ -7,10 +7,10 @@ from typing import Any
 
 from tests.support.balance import Pools, check_base, pools
 from tests.support.cold import Cold, equal_cold
-from tests.support.configs import ServerConfig
 from tests.support.expect import NO_KEY, DenseGrid, Key
 from tests.support.reply import Reply
 from tests.support.server import LiveServer
+from tests.support.server_config import ServerConfig
 
 
 @dataclass
