@@ -11,7 +11,8 @@
 After the last two, `holders.check` must find every page with exactly its holders, or the server ends.  It
 also ends, as SGLang's does, where the request cannot be told or what it shares with others is half done: in a
 batch with a prompt that goes on from an earlier chunk, in a decode step, in the page maps of a forward, in a
-tree that has changed.
+tree that has changed.  So it does where several ranks compute a batch together: the preparation asks the
+device for memory, and a rank that took its batch back alone would leave the others waiting for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_hybrid.engine import holders
 
@@ -87,7 +90,7 @@ def prefill_prepared(
 def _take_back(scheduler: Any, cache: GridPrefixCache, failure: PrefillFailed) -> None:
     """Undo the preparation.  Raises the failure when it cannot be undone."""
     requests, reqs = cache.req_to_token_pool, failure.reqs
-    if len(requests.fresh) < len(reqs):
+    if len(requests.fresh) < len(reqs) or get_parallel().tp_size > 1:
         raise failure
     for req in reqs:
         requests.take_back(req)
