@@ -34,8 +34,8 @@ def test_a_port_that_somebody_listens_on_is_passed_over(monkeypatch: pytest.Monk
         taken.listen()
         number = taken.getsockname()[1]
         other = free_port()
-        monkeypatch.setattr(port.DICE, "sample", lambda ports, count: [number, other])
+        monkeypatch.setattr(port.SYSTEM_RANDOM, "sample", lambda ports, count: [number, other])
         assert free_port() == other
-        monkeypatch.setattr(port.DICE, "sample", lambda ports, count: [number])
+        monkeypatch.setattr(port.SYSTEM_RANDOM, "sample", lambda ports, count: [number])
         with pytest.raises(OSError, match="end what listens there"):
             free_port()

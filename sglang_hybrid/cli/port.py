@@ -10,7 +10,7 @@ PORTS = range(10_000, 22_000)
 """Below the ports that a system hands out by itself: it would give a free one to any connection before the
 server, seconds later, binds it.  Below those too that SGLang takes for itself (from 22,000)."""
 ATTEMPTS = 64
-DICE = random.SystemRandom()
+SYSTEM_RANDOM = random.SystemRandom()
 """Processes that seeded `random` alike would choose one port, and one would talk to the other's server."""
 
 
@@ -20,7 +20,7 @@ def free_port() -> int:
     Raises `OSError` when none of `ATTEMPTS` is free.  SGLang has such a function of its own,
     `sglang.srt.utils.network.get_free_port_below_ephemeral`, which brings torch along.
     """
-    for port in DICE.sample(PORTS, ATTEMPTS):
+    for port in SYSTEM_RANDOM.sample(PORTS, ATTEMPTS):
         with socket.socket() as probe:
             try:
                 probe.bind((LOOPBACK, port))
