@@ -206,8 +206,9 @@ class GridPrefixCache(BasePrefixCache):
         req.refresh_fill_ids()
         known = req.full_untruncated_fill_ids
         state = self.req_to_token_pool.state(req.kv.req_pool_idx)
-        length = 0 if req.skip_radix_cache_insert else min(up_to, len(known))
-        return Publication(state, _encode(known), length, req.kv.kv_committed_len)
+        if req.skip_radix_cache_insert:
+            return Publication(state, b"", 0, req.kv.kv_committed_len)
+        return Publication(state, _encode(known), min(up_to, len(known)), req.kv.kv_committed_len)
 
     def published(self, req: Req, duplicates: Sequence[Duplicate]) -> None:
         """The memory has published for the request: its row and SGLang's view of it follow."""
