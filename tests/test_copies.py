@@ -169,7 +169,7 @@ class Batch:
         begins = torch.tensor(self.begins)
         ends = begins + torch.tensor(self.lengths)
         rows = torch.tensor(self.rows)
-        self.requests._preparing = [
+        self.requests.batch = [
             SimpleNamespace(kv=SimpleNamespace(req_pool_idx=row), prefix_len=begin)
             for row, begin in zip(self.rows, self.begins, strict=True)
         ]

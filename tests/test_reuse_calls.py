@@ -56,7 +56,7 @@ class Pools:
         self.requests.organization = organization
         self.requests.maps = PageMaps(rows, organization.members, "cpu")
         self.requests.states_by_row, self.requests._requests = [None] * rows, [None] * rows
-        self.requests._preparing = None
+        self.requests.batch = None
         self.requests._forked, self.requests._unwritten = set(), set()
         self.tokens = GridTokens(organization, self.requests, torch.float32, "cpu", SimpleNamespace())
         self.cache = GridPrefixCache(self.requests, self.tokens, enable_metrics=False)

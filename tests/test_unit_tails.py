@@ -171,7 +171,7 @@ def test_a_flush_heals_kv_that_a_model_made_nan(name: str) -> None:
 
 def tokens_over(world: World, states: list[Any]) -> Any:
     """SGLang's allocator over the world, for requests with these live states."""
-    requests = SimpleNamespace(_preparing=[], preparing_states=lambda: states)
+    requests = SimpleNamespace(batch=[], preparing_states=lambda: states)
     tokens = GridTokens(world.organization, requests, BF16, "cpu", None)  # type: ignore[arg-type]
     tokens.connect(SimpleNamespace(memory=Memory(world.organization)))  # type: ignore[arg-type]
     return tokens

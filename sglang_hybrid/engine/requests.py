@@ -163,7 +163,7 @@ class GridRequests(HybridReqToTokenPool):
         self.maps = PageMaps(rows, self.organization.members, device)
         self.states_by_row: list[LiveState | None] = [None] * rows
         self._requests: list[Req | None] = [None] * rows
-        self._preparing: list[Req] | None = None
+        self.batch: list[Req] | None = None
         """The extend batch in preparation."""
         self._forked: set[int] = set()
         """Rows whose source still differs from their live state."""
@@ -179,7 +179,7 @@ class GridRequests(HybridReqToTokenPool):
 
     def alloc(self, reqs: list[Req]) -> list[int] | None:
         """Bind rows.  States are given in `alloc_aux_to_lengths`, once the KV units are there."""
-        self._preparing, self.fresh = reqs, [req for req in reqs if not req.kv.holds_kv]
+        self.batch, self.fresh = reqs, [req for req in reqs if not req.kv.holds_kv]
         with preparing(reqs):
             return self._bind(reqs)
 
@@ -194,17 +194,17 @@ class GridRequests(HybridReqToTokenPool):
 
     def preparing_states(self) -> list[LiveState]:
         """Live states of the extend batch in preparation, in its order."""
-        assert self._preparing is not None
-        return [self.state(req.kv.req_pool_idx) for req in self._preparing]
+        assert self.batch is not None
+        return [self.state(req.kv.req_pool_idx) for req in self.batch]
 
     def alloc_aux_to_lengths(
         self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor
     ) -> None:
         """Fork or settle every request whose state moves in the coming forward."""
-        if self._preparing is not None:
-            with preparing(self._preparing):
-                self._prepare_extend(self._preparing, target_seq_lens_cpu.tolist())
-            self._preparing = None
+        if self.batch is not None:
+            with preparing(self.batch):
+                self._prepare_extend(self.batch, target_seq_lens_cpu.tolist())
+            self.batch = None
         else:
             self._prepare_decode(req_pool_indices_cpu, target_seq_lens_cpu - 1)
         self.cache.changed()
@@ -263,7 +263,7 @@ class GridRequests(HybridReqToTokenPool):
 
     def take_back(self, req: Req) -> None:
         """Undo what the preparation of its first forward has given to a request, which may wait again."""
-        self._preparing = None
+        self.batch = None
         if req.kv.holds_kv:
             self.free(req)
         self.cache.unlock(req.lock)

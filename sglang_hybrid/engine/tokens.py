@@ -86,8 +86,8 @@ class GridTokens(PagedTokenToKVPoolAllocator):
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
         """Slots of an extend batch, in the order of `GridRequests.alloc`.  Raises PrefillFailed."""
-        assert self.requests._preparing is not None
-        with preparing(self.requests._preparing):
+        assert self.requests.batch is not None
+        with preparing(self.requests.batch):
             return self._extend(prefix_lens_cpu.tolist(), seq_lens_cpu.tolist())
 
     def _extend(self, starts: list[int], ends: list[int]) -> torch.Tensor:
@@ -128,7 +128,7 @@ class GridTokens(PagedTokenToKVPoolAllocator):
     def free(self, free_index: torch.Tensor) -> None:
         """Release the units under these slots.  SGLang's regular releases come by `free_kv_row`; those of a
         batch whose preparation failed are `GridRequests.take_back`'s."""
-        if free_index.numel() and self.requests._preparing is None:
+        if free_index.numel() and self.requests.batch is None:
             units = torch.unique(free_index // self.organization.slots_per_unit).tolist()
             self.organization.release_units(units)
 

@@ -1,7 +1,7 @@
 """Bytes for a wanted amount of memory, from a demo model's config.json alone.
 
 Independent of the code under test on purpose. Shapes are those of `Mamba2StateShape` and `MHATokenToKVPool`,
-all in fp32 (`configs.ENV` and the fp32 checkpoint see to that).
+all in fp32 (`server_config.ENV` and the fp32 checkpoint see to that).
 """
 
 import json

@@ -142,7 +142,7 @@ def _plant_in_requests(folder: Path) -> None:
     curse(GridPrefixCache, "awaits", "asking", lambda self, req, promised: [req])
     curse(GridPrefixCache, "expect", "expecting", lambda self, req, promised: [req])
     curse(GridPrefixCache, "admitted", "binding", lambda self, req: [req])
-    curse(GridTokens, "_extend", "units", lambda self, *rest: self.requests._preparing)
+    curse(GridTokens, "_extend", "units", lambda self, *rest: self.requests.batch)
     curse(GridRequests, "_prepare_extend", "prefill", lambda self, reqs, ends: reqs)
     curse(GridPrefixCache, "begun", "begun", lambda self, req: [req])
     curse(LiveStates, "publish", "publish", whose)

@@ -110,7 +110,7 @@ class Loop:
         requests.organization, requests.arenas, requests.mamba_map = organization, arenas, {0: 0}
         requests.maps = PageMaps(rows, organization.members, NAME)
         requests.states_by_row, requests._requests = [None] * rows, [None] * rows
-        requests._preparing = None
+        requests.batch = None
         requests._forked, requests._unwritten = set(), set()
         requests.tails = UnitTails(organization, arenas)
         requests.tails.poison = Poison(organization, arenas)
