@@ -174,8 +174,10 @@ def bodies() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         CompletionRequest,
         DetokenizeRequest,
         EmbeddingRequest,
+        ResponsesRequest,
         ScoringRequest,
         TokenizeRequest,
+        V1RerankReqInput,
     )
 
     said = [{"role": "user", "content": "a"}]
@@ -193,6 +195,8 @@ def bodies() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         ("/tokenize", TokenizeRequest, {"model": "m", "prompt": "a"}),
         ("/detokenize", DetokenizeRequest, {"model": "m", "tokens": [5, 6]}),
         ("/v1/messages", AnthropicMessagesRequest, {**short, "messages": said}),
+        ("/v1/responses", ResponsesRequest, {"model": "m", "input": "a", "max_output_tokens": NEW}),
+        ("/v1/rerank", V1RerankReqInput, {"query": "a", "documents": ["a", "b"]}),
         ("/api/generate", OllamaGenerateRequest, {"model": "m", "prompt": "a", **options}),
         ("/api/chat", OllamaChatRequest, {"model": "m", "messages": said, **options}),
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
+from traceback import walk_tb
 from typing import Any
 
 from fastapi import HTTPException
@@ -24,13 +25,32 @@ from sglang.srt.managers.io_struct import AbortReq, TokenizedEmbeddingReqInput, 
 from sglang.srt.runtime_context import get_exec
 
 from sglang_hybrid.engine.door_rules import OF_THE_SERVER, Limits, body_fault, fault, flat, ids_faults
+from sglang_hybrid.engine.hooks import published_on
 from sglang_hybrid.engine.refusals import way_out_is_refused
 
 logger = logging.getLogger(__name__)
 
 TOKENIZED = (TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
+READS_BODIES = "request_body_to_args"
+"""FastAPI's function that makes a route's arguments of a body."""
 
 # -- hooks in the process of the tokenizer --------------------------------------------------------
+
+
+def routed(original: Callable[..., Any], route: Any) -> Callable[..., Any]:
+    """Around FastAPI's `APIRoute.get_route_handler`: what a validator raises while a body is read is the
+    client's error.  Some of SGLang's open a field before anybody has looked at its type."""
+    handler = original(route)
+
+    async def handled(request: Any) -> Any:
+        try:
+            return await handler(request)
+        except Exception as error:
+            if hasattr(error, "status_code") or not _passed(error, READS_BODIES) or not published_on():
+                raise
+            raise _unreadable(error) from error
+
+    return handled
 
 
 def normalized(original: Callable[..., Any], body: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,18 +153,22 @@ def _of_the_client(error: Exception) -> Exception:
         return error
     if isinstance(error, ValueError):
         return RequestRefused(way_out_is_refused(str(error)) or str(error))
+    return _unreadable(error)
+
+
+def _unreadable(error: Exception) -> RequestRefused:
     logger.info("A request could not be read.", exc_info=error)
     return RequestRefused(f"The request cannot be read: {type(error).__name__}: {error}.")
 
 
 def _was_sent(error: BaseException) -> bool:
     """Whether it was raised while an answer was awaited: then no field of the request is at fault."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "_stream_one_response":
-            return True
-        trace = trace.tb_next
-    return False
+    return _passed(error, "_stream_one_response")
+
+
+def _passed(error: BaseException, function: str) -> bool:
+    """Whether it was raised within a function of this name."""
+    return any(frame.f_code.co_name == function for frame, _ in walk_tb(error.__traceback__))
 
 
 # -- hooks in the scheduler -----------------------------------------------------------------------

@@ -122,6 +122,13 @@ HOOKS: tuple[Hook, ...] = (
 )
 
 DOOR: tuple[Hook, ...] = (
+    # SGLang's routes are made when its HTTP server is imported, after this.
+    Hook(
+        "fastapi.routing.APIRoute.get_route_handler",
+        "sglang_hybrid.engine.door:routed",
+        HookType.AROUND,
+        direct=True,
+    ),
     *(
         Hook(
             f"{REQUESTS}.{record}.normalize_batch_and_arguments",

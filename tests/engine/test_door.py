@@ -69,6 +69,14 @@ BAD = (
     Bad(GENERATE, ids(5, 6, return_logprob=True, logprob_start_len=-7), "logprob_start_len is -7", "0 to 2"),
     Bad("/v1/completions", {"model": "m", "prompt": "a", "logprobs": HUGE}, str(HUGE), "512"),
     Bad("/v1/chat/completions", chat(logprobs=True, top_logprobs=HUGE), str(HUGE), "512"),
+    # Fields that a validator opens before it knows their type.
+    Bad("/v1/chat/completions", chat(response_format=1.0), "cannot be read", "'float'"),
+    Bad(
+        "/v1/chat/completions",
+        chat(response_format={"type": "json_schema", "schema": [1]}),
+        "cannot be read",
+        "'list'",
+    ),
     # What this model, or this memory, cannot take.
     Bad(
         "/v1/score",
