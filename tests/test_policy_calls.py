@@ -1,6 +1,7 @@
 """Admission, pins and placement through SGLang's own requests and prefill adder: no engine is started."""
 
 from array import array
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.coming import MOST_PASSED_OVER
 from sglang_hybrid.radix.order import Limit
 from sglang_hybrid.radix.policy import Policy
-from tests.core.worlds import World
+from tests.core.worlds import NAMES, World
 from tests.support.publish_faults import FAULTS as PUBLISH_FAULTS
 
 GRID = 8
@@ -54,8 +55,8 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pools:
     """Request pool, token allocator and cache of a scheduler, without tensors behind them."""
 
-    def __init__(self, policy: Policy) -> None:
-        organization = World("S1", pages=60, grid=GRID).build()
+    def __init__(self, policy: Policy, world: World = World("S1", pages=60, grid=GRID)) -> None:  # noqa: B008
+        organization = world.build()
         self.requests = object.__new__(GridRequests)
         ReqToTokenPool.__init__(
             self.requests, size=8, max_context_len=256, device="cpu", enable_memory_saver=False
@@ -73,7 +74,7 @@ class Pools:
     def adder(self, chunk: int | None = None) -> GridPrefillAdder:
         """Of a pass in which `running` decode."""
         batch = SimpleNamespace(reqs=self.running, batch_size=lambda: len(self.running))
-        return GridPrefillAdder(GRID, self.cache, self.tokens, batch, 0.5, 4096, chunk)
+        return GridPrefillAdder(self.tokens.page_size, self.cache, self.tokens, batch, 0.5, 4096, chunk)
 
     def admits(self, req: Any, adder: GridPrefillAdder) -> bool:
         offer(req, self, adder)
@@ -101,10 +102,10 @@ class Pools:
         req.reset_for_retract()
 
 
-def request(rid: str, salt: str | None = None) -> Any:
-    sampling = SamplingParams(max_new_tokens=4)
+def request(rid: str, salt: str | None = None, tokens: int = PROMPT, new: int = 4) -> Any:
+    sampling = SamplingParams(max_new_tokens=new)
     sampling.normalize(None)
-    ids = array("q", range(5, 5 + PROMPT))
+    ids = array("q", range(5, 5 + tokens))
     return Req(rid, "", ids, sampling, vocab_size=512, cache_salt=salt)
 
 
@@ -252,6 +253,43 @@ def test_nobody_is_preempted_for_a_request_that_cannot_start(
     admitted = pools.admits(urgent, adder) if asked else False
     assert admitted is preempted, "preempted for nothing, or not preempted for it"
     assert report(pools.cache)["pins"] == preempted
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(wait="never"), Policy(headroom=0.3, retention=1)], ids=["bare", "kept"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_is_preempted_makes_room_for_who_asked(name: str, policy: Policy) -> None:
+    """Requests of random lengths run until one more is refused; then an urgent one asks."""
+    begun = 0
+    for seed in range(120):
+        dice = Random(seed)
+        world = World(name, pages=dice.randint(20, 40), grid=GRID, units=100, states=dice.randint(4, 8))
+        pools = Pools(policy, world)
+        for number in range(6):
+            salt = dice.choice(["shared", f"{number}"])
+            req = request(f"{number}", salt, dice.randint(4, 60), dice.randint(1, 40))
+            if not pools.admits(req, pools.adder(chunk=256)):
+                break
+            pools.prefill(req, len(req.origin_input_ids))
+            req.output_ids.append(7)
+            req.priority = dice.randint(0, 2)
+            pools.running.append(req)
+        urgent = request("urgent", dice.choice(["shared", "own"]), dice.randint(4, 220), dice.randint(1, 40))
+        urgent.priority = 9
+        batch = Victims(pools, pools.running)
+        adder = GridPrefillAdder(
+            pools.tokens.page_size, pools.cache, pools.tokens, batch, 0.5, 4096, 256,
+            priority_scheduling_preemption_threshold=0,
+        )  # fmt: skip
+        asked = adder.preempt_to_schedule(urgent)
+        assert not pools.cache.failed and bool(batch.preempted) is asked
+        if asked:
+            assert pools.admits(urgent, adder), f"seed {seed}: preempted for nothing"
+            pools.prefill(urgent, len(urgent.origin_input_ids))
+            pools.cache.check_integrity()
+            begun += 1
+    assert 20 < begun < 115, f"INCONCLUSIVE: hardly anybody is preempted, or everybody: {begun}"
 
 
 def test_without_waiting_all_are_admitted() -> None:

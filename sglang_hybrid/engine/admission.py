@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from copy import copy
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -13,6 +16,7 @@ from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Need, Organization
 from sglang_hybrid.radix.admission import Pass
 from sglang_hybrid.radix.coming import MOST_PASSED_OVER
+from sglang_hybrid.radix.live_state import LiveState
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -58,6 +62,8 @@ class GridPrefillBudget(PrefillBudget):
         """Tokens for which the chunked prompt's last unit has room."""
         self.closed = False
         """A chunked prompt could not go on: nobody may take what it waits for."""
+        self.preempted: Sequence[LiveState] | None = None
+        """Set while a request is asked for that others make room for: those of them that still run."""
 
     def _available_and_evictable(self) -> int:
         return self.rules.units_left() * self.page_size
@@ -82,7 +88,10 @@ class GridPrefillBudget(PrefillBudget):
         units = own + ceil_div(math.ceil(self.total_offset), self.page_size)
         start = input_tokens - extend_input_len
         end = start + min(extend_input_len, extend_input_len if chunk_limit is None else chunk_limit)
-        missing = self.rules.missing(units, start, end)
+        if self.preempted is None:
+            missing = self.rules.missing(units, start, end)
+        else:
+            missing = self.rules.missing_after(units, start, end, self.preempted)
         if missing is None:
             return True, chunk_limit
         self.refused("admission", missing)
@@ -120,12 +129,20 @@ class GridPrefillAdder(PrefillAdder):
         super().__init__(*args, **kwargs)
         self.exact_chunk_fill = True
         self.passed_over = 0
+        self._continues = False
+        """A prompt that was begun in an earlier pass goes on after this one."""
         if self.tree_cache.suspects:
             self.prefill_max_requests = 1
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> AddReqResult:
         """As the stock one; a request whose prefix is being computed stays in the queue, and the next is
         asked.  One that fails is ended after the pass."""
+        try:
+            return self._add(req, *args, **kwargs)
+        finally:
+            self.memory_budget.preempted = None
+
+    def _add(self, req: Req, *args: Any, **kwargs: Any) -> AddReqResult:
         if req.rid in self.tree_cache.failed:
             return AddReqResult.CONTINUE
         with asked(self.tree_cache, req):
@@ -148,16 +165,47 @@ class GridPrefillAdder(PrefillAdder):
             req.lock = None
 
     def preempt_to_schedule(self, req: Req) -> bool:
-        """As the stock one, which preempts before it looks the request up: first of all a request whose
-        prefix is being computed is left to `add_one_req`, which passes over it, and nobody is preempted."""
+        """As the stock one, which preempts by numbers of tokens before it looks the request up.  Here whether
+        the request can begin is asked first, and nobody is preempted for one that waits."""
         if (most := self.prefill_max_requests) is not None and len(self.can_run_list) >= most:
             return False
         req.init_next_round_input(self.tree_cache)
+        waits = begins = False
         with asked(self.tree_cache, req):
             waits = self.tree_cache.awaits(req, self.memory_budget.rules)
-        if req.rid in self.tree_cache.failed:
+            begins = not waits and self._would_begin(req)
+        if waits or req.rid in self.tree_cache.failed:
             return True  # `add_one_req` passes over it
-        return waits or super().preempt_to_schedule(req)
+        if not begins or not super().preempt_to_schedule(req):
+            return False
+        self.memory_budget.preempted = ()
+        return True
+
+    def _would_begin(self, req: Req) -> bool:
+        """Whether `add_one_req` admits the request once SGLang has preempted those that it would: both are
+        tried on copies, which change nothing."""
+
+        def nothing(*_: Any, **__: Any) -> None: ...
+
+        running = self.running_batch
+        trial: Any = copy(self)
+        trial.memory_budget, trial.prefill_delayer_single_pass = copy(self.memory_budget), None
+        trial.preempt_list, trial.can_run_list = [], [*self.can_run_list]
+        trial.running_batch = SimpleNamespace(
+            reqs=[one for one in running.reqs if one not in self.preempt_list],
+            batch_size=running.batch_size,
+            release_req=nothing,
+            filter_batch=nothing,
+        )
+        trial._commit_prefill_admission = lambda begins, *_: trial.can_run_list.append(begins)
+        if not PrefillAdder.preempt_to_schedule(trial, req):
+            return False
+        rows = self.tree_cache.req_to_token_pool
+        budget = trial.memory_budget
+        budget.preempted = [rows.state(one.kv.req_pool_idx) for one in trial.preempt_list]
+        budget.refused = nothing
+        PrefillAdder.add_one_req(trial, req, self._continues, None)
+        return req in trial.can_run_list
 
     def _commit_prefill_admission(self, req: Req, *args: Any, **kwargs: Any) -> None:
         super()._commit_prefill_admission(req, *args, **kwargs)
@@ -166,6 +214,7 @@ class GridPrefillAdder(PrefillAdder):
     def add_chunked_req(self, req: Req) -> Req | None:
         self.memory_budget.begun = -req.prefix_len % self.page_size
         left: Req | None = super().add_chunked_req(req)
+        self._continues = left is not None
         return left
 
     def _get_running_request_total_token_offset(self, req: Req) -> int:

@@ -79,6 +79,12 @@ class DualPools(Organization):
     def could_fit(self, need: Need) -> bool:
         return need.units <= self._units.reclaimable and need.checkpoints <= self._states.reclaimable
 
+    def could_fit_after(self, need: Need, returned: Need) -> bool:
+        return (
+            need.units <= self._units.reclaimable + returned.units
+            and need.checkpoints <= self._states.reclaimable + returned.checkpoints
+        )
+
     def capacity_fits(self, need: Need) -> bool:
         return need.units <= self._units.size and need.checkpoints <= self._states.size
 

@@ -84,6 +84,10 @@ class Organization(ABC):
         """Whether it could after evicting everything that nobody executes on.  Never optimistic."""
 
     @abstractmethod
+    def could_fit_after(self, need: Need, returned: Need) -> bool:
+        """`could_fit`, once what `returned` counts is let go by those that hold it alone."""
+
+    @abstractmethod
     def capacity_fits(self, need: Need) -> bool:
         """Whether it fits an empty budget: otherwise it can never be served."""
 

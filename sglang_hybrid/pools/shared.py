@@ -74,6 +74,9 @@ class SharedPool(Organization):
     def could_fit(self, need: Need) -> bool:
         return self.pages_for(need) <= self._pool.reclaimable
 
+    def could_fit_after(self, need: Need, returned: Need) -> bool:
+        return self.pages_for(need) <= self._pool.reclaimable + self.pages_for(returned)
+
     def capacity_fits(self, need: Need) -> bool:
         return self.pages_for(need) <= self._pool.size
 
@@ -215,6 +218,11 @@ class PackedConv(SharedPool):
         if spare >= need.checkpoints:
             return True
         return 0 <= spare == need.checkpoints - 1 and self._has_lines(need.checkpoints)
+
+    def could_fit_after(self, need: Need, returned: Need) -> bool:
+        # Lines that are let go may lie in slabs that others keep: no page comes of them.
+        pages = self._pool.reclaimable + returned.units + returned.checkpoints * self.members
+        return need.units + need.checkpoints * (self.members + 1) <= pages
 
     def _has_lines(self, count: int) -> bool:
         """Whether executed slabs have this many lines that are free, or would be after eviction."""

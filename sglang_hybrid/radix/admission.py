@@ -7,14 +7,14 @@ pins keep, and the headroom.  None of that is asked when nothing runs, so none o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sglang_hybrid.pools.organization import Need, Organization
 from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.radix.history import Lookup
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveStates
-from sglang_hybrid.radix.live_state import Lease
+from sglang_hybrid.radix.live_state import Lease, LiveState
 
 
 class Admission:
@@ -98,6 +98,21 @@ class Pass:
         """`Admission.missing` for a request whose first forward computes tokens `start` to `end`."""
         self._asked = self.leaves + len(self.live.planned(start, end))
         return self.admission.missing(units, self.states, self._asked)
+
+    def missing_after(
+        self, units: int, start: int, end: int, preempted: Iterable[LiveState]
+    ) -> Need | None:
+        """`missing` for a request that others are, or would be, preempted for.
+
+        `preempted` are those that still run.  Only what it cannot do without is asked: nobody is preempted
+        for a request that then waits for headroom.
+        """
+        self._asked = self.leaves + len(self.live.planned(start, end))
+        need = Need(units, self.live.due + self.states + 1)
+        fits = self.organization.could_fit(need) or self.organization.could_fit_after(
+            need, self.live.returned(preempted)
+        )
+        return None if fits else need
 
     def admitted(self) -> None:
         """The request that was asked for last begins; its state is allocated after the pass."""

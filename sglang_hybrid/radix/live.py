@@ -7,7 +7,7 @@ nothing is copied.  Everything here is bookkeeping: `engine/` copies the maps to
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need
 from sglang_hybrid.pools.pages import IntegrityError
@@ -66,6 +66,14 @@ class LiveStates(Publishing):
     def forced(self) -> int:
         """Published live states that somebody has adopted: their next step must find new pages."""
         return sum(_live_of(state).references > 1 for state in self._offered)
+
+    def returned(self, states: Iterable[LiveState]) -> Need:
+        """What these requests hold alone: it comes back when they are preempted."""
+        units = checkpoints = 0
+        for state in states:
+            units += len(state.units) - state.lease.node.depth * self.organization.units_per_block
+            checkpoints += state.live is not None and state.live.references == 1
+        return Need(units, checkpoints)
 
     def admitted(
         self,
