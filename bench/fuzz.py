@@ -165,13 +165,26 @@ def of_model(
     return route, draw(changed(good, hints, 3))
 
 
+@st.composite
+def vertex(draw: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
+    """A body that holds the fields of /generate in two places."""
+    _, body = draw(generate())
+    texts = ("text", "input_ids", "input_embeds", "image_data")
+    instance = {name: body.pop(name) for name in texts if name in body}
+    return "/vertex_generate", {"instances": draw(st.sampled_from(([instance], []))), "parameters": body}
+
+
 def bodies() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     """(route, body) for every entrance that takes text."""
-    from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from sglang.srt.entrypoints.anthropic.protocol import (
+        AnthropicCountTokensRequest,
+        AnthropicMessagesRequest,
+    )
     from sglang.srt.entrypoints.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
     from sglang.srt.entrypoints.openai.protocol import (
         ChatCompletionRequest,
         CompletionRequest,
+        DecisionRequest,
         DetokenizeRequest,
         EmbeddingRequest,
         ResponsesRequest,
@@ -182,6 +195,7 @@ def bodies() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
 
     said = [{"role": "user", "content": "a"}]
     short = {"model": "m", "max_tokens": NEW}
+    asked = {"id": "a", "type": "yes_no", "question": "a"}
     options = {"options": {"num_predict": NEW}, "stream": False}
     others = (
         ("/v1/completions", CompletionRequest, {**short, "prompt": "a"}),
@@ -197,10 +211,12 @@ def bodies() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         ("/v1/messages", AnthropicMessagesRequest, {**short, "messages": said}),
         ("/v1/responses", ResponsesRequest, {"model": "m", "input": "a", "max_output_tokens": NEW}),
         ("/v1/rerank", V1RerankReqInput, {"query": "a", "documents": ["a", "b"]}),
+        ("/v1/messages/count_tokens", AnthropicCountTokensRequest, {"model": "m", "messages": said}),
+        ("/v1/decisions", DecisionRequest, {"input": "a", "questions": [asked], "model": "m"}),
         ("/api/generate", OllamaGenerateRequest, {"model": "m", "prompt": "a", **options}),
         ("/api/chat", OllamaChatRequest, {"model": "m", "messages": said, **options}),
     )
-    return st.one_of(generate(), generate(), generate(), *(of_model(*other) for other in others))
+    return st.one_of(generate(), generate(), generate(), vertex(), *(of_model(*other) for other in others))
 
 
 def drawn(strategy: st.SearchStrategy[Any], count: int, number: int) -> list[Any]:

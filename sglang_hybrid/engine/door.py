@@ -21,6 +21,7 @@ from traceback import walk_tb
 from typing import Any
 
 from fastapi import HTTPException
+from fastapi.exceptions import ValidationException
 from sglang.srt.managers.io_struct import AbortReq, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from sglang.srt.runtime_context import get_exec
 
@@ -31,24 +32,30 @@ from sglang_hybrid.engine.refusals import way_out_is_refused
 logger = logging.getLogger(__name__)
 
 TOKENIZED = (TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
-READS_BODIES = "request_body_to_args"
-"""FastAPI's function that makes a route's arguments of a body."""
 
 # -- hooks in the process of the tokenizer --------------------------------------------------------
 
 
 def routed(original: Callable[..., Any], route: Any) -> Callable[..., Any]:
-    """Around FastAPI's `APIRoute.get_route_handler`: what a validator raises while a body is read is the
-    client's error.  Some of SGLang's open a field before anybody has looked at its type."""
+    """Around FastAPI's `APIRoute.get_route_handler`: what a route that takes requests raises before it sends
+    one is the client's error.
+
+    Some validators of SGLang open a field before anybody has looked at its type, and some routes make a
+    request of a body by themselves.  Errors of an administrator's routes (`auth_level`) stay as they are.
+    """
     handler = original(route)
+    if route.body_field is None or hasattr(route.endpoint, "_auth_level"):
+        return handler
 
     async def handled(request: Any) -> Any:
         try:
             return await handler(request)
+        except ValidationException:
+            raise
         except Exception as error:
-            if hasattr(error, "status_code") or not _passed(error, READS_BODIES) or not published_on():
+            if not published_on():
                 raise
-            raise _unreadable(error) from error
+            raise _of_the_client(error) from error
 
     return handled
 
@@ -153,22 +160,13 @@ def _of_the_client(error: Exception) -> Exception:
         return error
     if isinstance(error, ValueError):
         return RequestRefused(way_out_is_refused(str(error)) or str(error))
-    return _unreadable(error)
-
-
-def _unreadable(error: Exception) -> RequestRefused:
     logger.info("A request could not be read.", exc_info=error)
     return RequestRefused(f"The request cannot be read: {type(error).__name__}: {error}.")
 
 
 def _was_sent(error: BaseException) -> bool:
     """Whether it was raised while an answer was awaited: then no field of the request is at fault."""
-    return _passed(error, "_stream_one_response")
-
-
-def _passed(error: BaseException, function: str) -> bool:
-    """Whether it was raised within a function of this name."""
-    return any(frame.f_code.co_name == function for frame, _ in walk_tb(error.__traceback__))
+    return any(frame.f_code.co_name == "_stream_one_response" for frame, _ in walk_tb(error.__traceback__))
 
 
 # -- hooks in the scheduler -----------------------------------------------------------------------

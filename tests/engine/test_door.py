@@ -77,6 +77,7 @@ BAD = (
         "cannot be read",
         "'list'",
     ),
+    Bad("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"top_p": 2}}, "'top_p'"),
     # What this model, or this memory, cannot take.
     Bad(
         "/v1/score",
