@@ -24,7 +24,7 @@ from sglang_hybrid.geometry import (
 )
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Organization
-from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.interfaces import EvictionPolicy
 from sglang_hybrid.radix.policy import Policy
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.cost import StepCost
@@ -155,7 +155,8 @@ def workload(arm: Arm, constants: Constants) -> SharedContexts:
     )
 
 
-def setting(arm: Arm, constants: Constants, order: Callable[[GridTree], Lifetime] = ReleaseOrder) -> Setting:
+def setting(arm: Arm, constants: Constants, eviction: Callable[[GridTree], EvictionPolicy] = ReleaseOrder
+) -> Setting:
     model = geometry()
     slowness = constants.slowness if arm.slow else 1.0
     cost = StepCost(
@@ -174,7 +175,7 @@ def setting(arm: Arm, constants: Constants, order: Callable[[GridTree], Lifetime
         most_running=arm.most_running,
         prefill_tokens=constants.prefill_tokens,
         isolate=arm.isolate,
-        order=order,
+        eviction=eviction,
     )
 
 
@@ -182,7 +183,7 @@ def run(arm: Arm, constants: Constants, seed: int) -> Figures:
     """Simulate one arm; equal arguments give equal figures on every machine."""
     orders: list[ReleaseOrder] = []
 
-    def order(tree: GridTree) -> Lifetime:
+    def order(tree: GridTree) -> EvictionPolicy:
         orders.append(ReleaseOrder(tree))
         return orders[-1]
 

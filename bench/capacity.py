@@ -23,14 +23,13 @@ from tqdm import tqdm
 
 from bench.churn import Churn
 from bench.falcon import MODEL, organization, queued
-from bench.lru import PlainLru
 from bench.table import Cell, parser, report, table
 from bench.trace import DEFAULT_TRACE, Request, clairvoyant, load, reuse
 from sglang_hybrid.geometry import DEFAULT_GRID
 from sglang_hybrid.pools.factory import ORGANIZATIONS
 from sglang_hybrid.pools.shared import PackedConv
 from sglang_hybrid.radix.account import Account, account
-from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.eviction import EVICTIONS
 
 BUDGETS = (100, 254, 1000, 3000, 10_000)
 """S2 pages; 254 is the source's b83."""
@@ -48,7 +47,8 @@ KINDS = {
 }
 """Kinds of bytes in the report, of fields of `radix.account`: they add up to the budget."""
 
-ORDERS: dict[str, type[Lifetime]] = {"lru": PlainLru, "ours": Lifetime}
+ORDERS = {"lru": "lru", "ours": "demand"}
+"""By their names in `--hybrid-eviction`."""
 CHURN_STEPS = 30_000
 CONCURRENCY = (1, 16)
 SAMPLES = 30
@@ -75,7 +75,7 @@ def serve(
     name: str, pages: int, order: str, most_running: int, requests: Sequence[Request], progress: tqdm
 ) -> dict[str, Any]:
     """The trace on one organization: adopted tokens, and where the bytes were on average."""
-    scheduler = queued(requests, name, pages, most_running, ORDERS[order])
+    scheduler = queued(requests, name, pages, most_running, EVICTIONS[ORDERS[order]])
     memory, tree = scheduler.core.memory.organization, scheduler.core.memory.tree
     samples: list[tuple[int, float, Account]] = []
     begun = 0

@@ -12,8 +12,7 @@ from sglang_hybrid.models import hybrid_shape
 from sglang_hybrid.models.public import PUBLIC
 from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Organization
-from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.interfaces import EvictionPolicy, Placement
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.cost import StepCost, Weights
 from sglang_hybrid.simulator.devices import DEVICES
@@ -59,8 +58,8 @@ def queued(
     name: str,
     pages: int,
     most_running: int,
-    order: Callable[[GridTree], Lifetime] = Lifetime,
-    states: Callable[[GridTree, Lifetime], LiveStates] | None = None,
+    eviction: Callable[[GridTree], EvictionPolicy] | None = None,
+    placement: Callable[[Organization], Placement] | None = None,
 ) -> Scheduler:
     """SGLang's scheduler with the plugin, and a trace that waits for it from the start: no device matters."""
     setting = Setting(
@@ -68,7 +67,7 @@ def queued(
         step_cost("H100"),
         serving=ENGINE,
         most_running=most_running,
-        order=order,
-        states=states,
+        eviction=eviction,
+        placement=placement,
     )
     return Scheduler(setting, of_trace(rows, 0))

@@ -51,12 +51,12 @@ class GridCache:
             checkpoint = organization.allocate_checkpoint()
             assert checkpoint is not None
             tree.offer(node, checkpoint)
-            self.lifetime.offered(node, Kind.PROMPT_END)
+            self.lifetime.policy.offered(node, Kind.PROMPT_END)
             self._filled.append(checkpoint)
             organization.release_units(units)
             organization.release(checkpoint)
         tree.unlock(lock)
-        self.lifetime.finished(node, None)
+        self.lifetime.policy.finished(node, None)
 
     def allocate(self, tokens: int) -> float:
         """KV units and a live state for a prompt of so many tokens, of which nothing is reported."""
@@ -83,7 +83,7 @@ class GridCache:
         grown = tree.grow(root, prompt.tobytes(), state.units, (len(prompt) // DEFAULT_GRID,))
         node = grown.path[-1]
         tree.offer(node, state.live)
-        self.lifetime.offered(node, Kind.PROMPT_END)
+        self.lifetime.policy.offered(node, Kind.PROMPT_END)
         seconds = time.perf_counter() - begun
         state.prompt_end = node
         state.lease.node = tree.lock(node)

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from bench.falcon import CONFIG, MODEL, queued
-from bench.lru import PlainLru
+from bench.policies.marconi import MarconiAdmission, MarconiEviction, PrefixFlops
+from bench.policies.recency import NodeRecency
+from bench.policies.sparse_prefix import SparsePlacement
 from bench.table import parser, report, table
 from bench.trace import DEFAULT_TRACE, Request, load, reuse
-from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.pools.organization import Organization
+from sglang_hybrid.radix.eviction import DemandEviction, Lru
+from sglang_hybrid.radix.interfaces import EvictionPolicy, Placement
 from sglang_hybrid.radix.tree import GridTree
-from sglang_hybrid.simulator.peers.marconi import MarconiAdmission, MarconiEviction, PrefixFlops
-from sglang_hybrid.simulator.peers.recency import NodeRecency
-from sglang_hybrid.simulator.peers.sparse_prefix import SparsePlacement
 from sglang_hybrid.simulator.scheduler import Scheduler
 
 BUDGETS = (254, 1000, 3000, 10_000)
@@ -42,10 +42,10 @@ WIDTH = 3072
 
 
 class Policy(NamedTuple):
-    """Order of eviction, and what takes checkpoints."""
+    """Order of eviction, and where checkpoints are taken."""
 
-    order: Callable[[GridTree], Lifetime]
-    states: Callable[[GridTree, Lifetime], LiveStates] | None = None
+    eviction: Callable[[GridTree], EvictionPolicy]
+    placement: Callable[[Organization], Placement] = Placement
 
 
 def flops() -> PrefixFlops:
@@ -70,7 +70,7 @@ def served(
     begun: Callable[[Scheduler, int], bool] = lambda scheduler, count: True,
 ) -> Scheduler:
     """All of them, or until `begun`, which sees after each step how many have left the queue, says no."""
-    scheduler = queued(requests, "S2", pages, running, policy.order, policy.states)
+    scheduler = queued(requests, "S2", pages, running, policy.eviction, policy.placement)
     while scheduler.step() and begun(scheduler, len(requests) - len(scheduler.waiting)):
         pass
     scheduler.core.check_integrity()
@@ -103,7 +103,9 @@ def serve_marconi(pages: int, running: int, requests: Sequence[Request]) -> dict
 
     def adopt(scheduler: Scheduler, count: int) -> bool:
         if count >= window:
-            scheduler.core.memory.lifetime.alpha = alpha  # type: ignore[attr-defined]
+            policy = scheduler.core.memory.lifetime.policy
+            assert isinstance(policy, MarconiEviction)
+            policy.alpha = alpha
         return True
 
     outcome = served(marconi(0.0), pages, running, requests, adopt).outcome
@@ -121,10 +123,10 @@ def serve_plain(policy: Policy, pages: int, running: int, requests: Sequence[Req
 
 
 POLICIES: dict[str, Callable[[int, int, Sequence[Request]], dict[str, Any]]] = {
-    "lru": partial(serve_plain, Policy(PlainLru)),
+    "lru": partial(serve_plain, Policy(Lru)),
     "marconi": serve_marconi,
     "sparse_prefix": serve_sparse_prefix,
-    "ours": partial(serve_plain, Policy(Lifetime)),
+    "ours": partial(serve_plain, Policy(DemandEviction)),
 }
 
 

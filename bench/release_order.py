@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from sglang_hybrid.pools.organization import Checkpoint, Need
+from sglang_hybrid.pools.organization import Checkpoint, Need, Relief
 from sglang_hybrid.pools.pages import PagePool
 from sglang_hybrid.pools.shared import PackedConv, SharedPool
-from sglang_hybrid.radix.demand import Kind
-from sglang_hybrid.radix.lifetime import Lifetime
+from sglang_hybrid.radix.interfaces import EvictionPolicy, Victim
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit, tier_of
 
@@ -65,41 +64,35 @@ class Blank:
 
     def __init__(self, pool: PagePool, now: Callable[[], int]) -> None:
         self._pool = pool
-        self._times = [0] * pool.size
-        pool.on_free = lambda page: insort(self._times, now())
+        self.times = [0] * pool.size
+        pool.on_free = lambda page: insort(self.times, now())
 
     def oldest(self, count: int) -> int:
         """When the last of the `count` that were released first was released: they are handed out next."""
-        del self._times[: len(self._times) - self._pool.free]  # handed out since
-        return self._times[count - 1]
+        del self.times[: len(self.times) - self._pool.free]  # handed out since
+        return self.times[count - 1]
 
 
-class ReleaseOrder(Lifetime):
-    """`Setting.order` of the source's runs."""
+class ReleaseOrder(EvictionPolicy):
+    """`Setting.eviction` of the source's runs."""
+
+    dead_first = False  # dead blocks wait for their turn
 
     def reset(self) -> None:
-        super().reset()
         self._now = 0
         self._checkpoints = Queue(_may_leave)
         self._blocks = Queue(self._is_free_leaf)
         self._released: dict[Node, int] = {}
+        self._kept: dict[Checkpoint, None] = {}
+        """Pinned or retained."""
         self._evicting: int | None = None
         """When what is being evicted was released: its pages keep their place in the queue."""
-        self._blank = {pool: Blank(pool, self._time) for pool in self.organization.pools}
+        self.blank = {pool: Blank(pool, self._time) for pool in self.organization.pools}
         self.broken = 0
         """Checkpoints that went because their KV did."""
 
     def _time(self) -> int:
         return self._now if self._evicting is None else self._evicting
-
-    def touch(self, checkpoint: Checkpoint) -> None:
-        """Nothing: it is released anew once it has been read."""
-
-    def offered(self, node: Node, kind: Kind) -> None:
-        """Nothing: it is held."""
-
-    def passed(self, node: Node) -> None:
-        """Nothing: its release is what counts."""
 
     def finished(self, prompt_end: Node | None, answer_end: Node | None) -> None:
         """A request's KV is released; a checkpoint on its last boundary, released right after, goes first."""
@@ -110,37 +103,47 @@ class ReleaseOrder(Lifetime):
                 if not node.locks:
                     self._released[node] = self._now + 1
                     if not node.has_children:
-                        self._on_leaf(node)
+                        self.leaf(node)
                 node = node.parent
 
-    def _on_leaf(self, node: Node) -> None:
+    def leaf(self, node: Node) -> None:
         self._blocks.file(node, self._released.setdefault(node, self._now))
 
-    def _on_idle(self, checkpoint: Checkpoint) -> None:
+    def idle(self, checkpoint: Checkpoint) -> None:
         self._now += 1
         self._checkpoints.file(checkpoint, self._now)
 
-    def _sunk(self, checkpoint: Checkpoint) -> None:
+    def kept(self, checkpoint: Checkpoint) -> None:
+        self._kept[checkpoint] = None
+
+    def let_go(self, checkpoint: Checkpoint) -> None:
+        if not checkpoint.pins and not checkpoint.retained:
+            self._kept.pop(checkpoint, None)
         if _may_leave(checkpoint):
-            self._on_idle(checkpoint)
+            self.idle(checkpoint)
 
     def _is_free_leaf(self, node: Node) -> bool:
         return self.tree.is_linked(node) and not node.has_children and not node.locks and not _is_kept(node)
 
     # -- eviction ---------------------------------------------------------------------------
 
-    def make_room(self, need: Need, limit: Limit = Limit()) -> bool:  # noqa: B008 - it is immutable
-        """And evict what stands in the queue before the blank pages that are about to be handed out."""
-        if not super().make_room(need, limit):
-            return False
+    def next(self, relief: Relief, limit: Limit) -> Victim | None:
+        self._evicting = None
+        organization = self.organization
+        pool = organization.state_pool if relief.checkpoints else organization.unit_pool
+        first = self._first(pool)
+        return self._next_kept(limit) if first is None else self._take_first(pool, first)
+
+    def ahead(self, need: Need) -> Iterator[Victim]:
+        """What stands in the queue before the blank pages that are about to be handed out."""
+        self._evicting = None
         for pool, count in self._pages(need):
-            blank = self._blank[pool]
             while count:
                 first = self._first(pool)
-                if first is None or first >= blank.oldest(count):
+                if first is None or first >= self.blank[pool].oldest(count):
                     break
-                self._evict_first(pool)
-        return True
+                yield self._take_first(pool, first)
+                self._evicting = None
 
     def _pages(self, need: Need) -> list[tuple[PagePool, int]]:
         """How many pages of each pool the need takes."""
@@ -155,58 +158,26 @@ class ReleaseOrder(Lifetime):
     def _first(self, pool: PagePool) -> int | None:
         """When the entry of this pool that goes next was released."""
         times = (self._checkpoints.first(), self._blocks.first())
-        if self._separate:
+        if len(self.organization.pools) > 1:
             return times[pool is self.organization.unit_pool]
         return min((time for time in times if time is not None), default=None)
 
-    def _evict_first(self, pool: PagePool) -> None:
-        self._evicting = first = self._first(pool)
+    def _take_first(self, pool: PagePool, first: int) -> Victim:
+        """The entry of this pool that was released `first`."""
+        self._evicting = first
         is_state = self._checkpoints.first() == first  # of two released together, the checkpoint
-        if is_state if not self._separate else pool is self.organization.state_pool:
-            self._evict_state(self._checkpoints.take())
-        else:
-            self._evict_block(self._blocks.take())
-        self._evicting = None
-
-    def _evict_dead(self) -> bool:
-        return False  # dead blocks wait for their turn
-
-    def _evict_checkpoint(self, limit: Limit) -> bool:
-        return self._evict_next(self.organization.state_pool, limit)
-
-    def _evict_leaf(self, limit: Limit) -> bool:
-        return self._evict_next(self.organization.unit_pool, limit)
-
-    def _evict_next(self, pool: PagePool, limit: Limit) -> bool:
-        if self._first(pool) is None:
-            return self._evict_kept(limit)
-        self._evict_first(pool)
-        return True
-
-    def _evict_state(self, checkpoint: Checkpoint) -> None:
-        self.give_up(checkpoint)
-        self.tree.evict_checkpoint(checkpoint)
-        self.checkpoints_evicted += 1
-
-    def _evict_block(self, node: Node) -> None:
+        if is_state if len(self.organization.pools) == 1 else pool is self.organization.state_pool:
+            return self._checkpoints.take()
+        node = self._blocks.take()
         self._released.pop(node, None)
         self.broken += node.checkpoint is not None
-        self.leaf_blocks_evicted += node.blocks
-        self.tree.evict_leaf(node)
+        return node
 
-    def _evict_kept(self, limit: Limit) -> bool:
+    def _next_kept(self, limit: Limit) -> Checkpoint | None:
         """What policy, then what preempted requests keep, as far as the limit goes; its blocks follow."""
         kept = [one for one in self._kept if not one.references and isinstance(one.owner, Node)]
         kept = [one for one in kept if tier_of(one) <= limit.tier]
-        if not kept:
-            return False
-        chosen = min(kept, key=tier_of)
-        node = chosen.owner
-        assert isinstance(node, Node)
-        self._evict_state(chosen)
-        if self.tree.is_linked(node) and not node.has_children and not node.locks:
-            self._on_leaf(node)
-        return True
+        return min(kept, key=tier_of) if kept else None
 
 
 def _may_leave(checkpoint: Checkpoint) -> bool:

@@ -20,6 +20,7 @@ from bench.table import parser, report, table
 from bench.trace import DEFAULT_TRACE
 from bench.workloads import mooncake
 from sglang_hybrid.pools.factory import ORGANIZATIONS
+from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import Policy
 from sglang_hybrid.simulator.devices import DEVICES
@@ -114,6 +115,7 @@ def main() -> None:
     options.add_argument("--headroom", type=float, default=0.0)
     options.add_argument("--retention", type=int)
     options.add_argument("--checkpoints", choices=PLACEMENTS, default="all")
+    options.add_argument("--eviction", choices=EVICTIONS, default="demand")
     chosen = options.parse_args()
     if not chosen.trace.is_file():
         options.error(f"there is no trace at {chosen.trace}: name one with --trace")
@@ -121,7 +123,7 @@ def main() -> None:
     unknown = [name for name in names if name not in ORGANIZATIONS]
     if unknown:
         options.error(f"--organization {unknown[0]} is not known: use {', '.join(ORGANIZATIONS)}")
-    policy = Policy(chosen.headroom, chosen.retention, chosen.checkpoints)
+    policy = Policy(chosen.headroom, chosen.retention, chosen.checkpoints, eviction=chosen.eviction)
     cost, serving = step_cost(chosen.device), SERVING[chosen.serving]
     base = Setting(lambda: organization("S2", 1000), cost, policy, serving, chosen.running)
     cases = [(name, int(pages)) for name in names for pages in chosen.pages.split(",")]

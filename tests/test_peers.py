@@ -9,13 +9,14 @@ import pytest
 from bench.falcon import organization
 from bench.peers import POLICIES, Policy, first_eviction, flops, marconi, measure, sparse_prefix
 from bench.peers import served as serve
+from bench.policies.marconi import MarconiEviction, PrefixFlops
+from bench.policies.sparse_prefix import best_places
 from bench.trace import Request
-from sglang_hybrid.radix.order import Tier
+from sglang_hybrid.pools.organization import EITHER
+from sglang_hybrid.radix.order import Limit
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.keys import key_of
-from sglang_hybrid.simulator.peers.marconi import MarconiEviction, PrefixFlops
-from sglang_hybrid.simulator.peers.sparse_prefix import best_places
 
 
 def saved(weights: Sequence[float], places: Sequence[int]) -> float:
@@ -71,22 +72,22 @@ def test_marconi_weighs_recency_alone_without_alpha_and_saved_work_with_it() -> 
     long, short = tuple(range(1, 13)), (100, 101)
     for alpha, first in ((0.0, 12), (4.0, 2)):
         core = served(marconi(alpha), [long, short], pages=200)
-        chosen = core.memory.lifetime._idle.take(Tier.PINNED)
+        chosen = core.memory.lifetime.policy.next(EITHER, Limit())
         assert chosen is not None and chosen.owner.depth == first, alpha  # type: ignore[attr-defined]
 
 
 def test_a_hit_refreshes_what_it_used() -> None:
     long, short = tuple(range(1, 13)), (100, 101)
     core = served(marconi(0.0), [long, short, (*long, 13)], pages=200)
-    chosen = core.memory.lifetime._idle.take(Tier.PINNED)
+    chosen = core.memory.lifetime.policy.next(EITHER, Limit())
     assert chosen is not None and chosen.owner.depth == 2  # type: ignore[attr-defined]
 
 
 def test_marconi_keeps_a_node_with_two_children() -> None:
     core = served(marconi(0.0), [(1, 2, 3, 4), (1, 2, 8, 9), (1, 2, 6, 7)], pages=200)
-    order = core.memory.lifetime._idle
+    policy = core.memory.lifetime.policy
     gone = []
-    while len(gone) < 3 and (one := order.take(Tier.PINNED)) is not None:
+    while len(gone) < 3 and (one := policy.next(EITHER, Limit())) is not None:
         gone.append(one.owner.depth)  # type: ignore[attr-defined]
     assert gone == [4, 4, 4], "the ends before the branching point, though it was used longest ago"
 
@@ -102,8 +103,8 @@ def test_the_bootstrap_window_begins_with_the_first_eviction() -> None:
 
 
 def test_efficiency_grows_with_the_prefix() -> None:
-    lifetime = MarconiEviction(GridTree(organization("S2", 50)), flops())
-    efficiencies = [lifetime.efficiency(blocks) for blocks in (1, 2, 4, 8, 16)]
+    policy = MarconiEviction(GridTree(organization("S2", 50)), flops())
+    efficiencies = [policy.efficiency(blocks) for blocks in (1, 2, 4, 8, 16)]
     assert efficiencies == sorted(efficiencies)
     assert efficiencies[0] == pytest.approx(flops().of(512) / (44 * (512 + 1557) * 1024))
 
@@ -111,8 +112,8 @@ def test_efficiency_grows_with_the_prefix() -> None:
 def test_sparse_placement_learns_where_prompts_part() -> None:
     shared = [(1, 2, 3, 10 * n + 100, 10 * n + 101, 10 * n + 102) for n in range(70)]
     core = served(sparse_prefix(1), shared, pages=2000)
-    assert core.memory.live.places(6) == (3,)  # type: ignore[attr-defined]
-    assert core.memory.live.places(2) == (2,)  # type: ignore[attr-defined]
+    assert core.memory.live.placement.places(6) == (3,)  # type: ignore[attr-defined]
+    assert core.memory.live.placement.places(2) == (2,)  # type: ignore[attr-defined]
 
 
 def test_the_bench_reports_every_policy() -> None:

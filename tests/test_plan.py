@@ -188,6 +188,16 @@ def test_every_choice_has_a_command_that_the_servers_parser_takes(
         assert (record.max_running_requests, record.chunked_prefill_size) == (64, 8192)
 
 
+def test_the_order_of_eviction_is_simulated_and_named(small: planning.Plan) -> None:
+    machine, about = machine_of("falcon-h1-7b", memory="40GiB", budget=BUDGET, eviction="lru")
+    assert machine.setting(Candidate("S2", 512)).policy.eviction == "lru"
+    assert "--hybrid-eviction" not in command(small, about)
+    usual, small.machine = small.machine, machine
+    argv = command(small, about)
+    small.machine = usual
+    assert argv[argv.index("--hybrid-eviction") + 1] == "lru"
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -196,6 +206,7 @@ def test_every_choice_has_a_command_that_the_servers_parser_takes(
         (["falcon-h1-7b", "--memory", "12GiB"], "leaves nothing beside weights of 15.2 GB"),
         (["falcon-h1-7b", "--memory", "900GiB"], "more than one device has"),
         (["falcon-h1-7b", "--memory", "40GiB", "--device", "A1"], "--device A1 is not known"),
+        (["falcon-h1-7b", "--memory", "40GiB", "--eviction", "fifo"], "--eviction fifo is not supported"),
         (["falcon-h1-7b", "--memory", "60GiB", "--device", "A100-40GB"], "is more than a A100-40GB has"),
         (["falcon-h1-7b", "--memory", "40GiB", "--tp", "7"], "--tp 7 does not split"),
         (["falcon-h1-7b", "--memory", "40GiB", "--traffic", "x.jsonl"], "neither a file nor a profile"),

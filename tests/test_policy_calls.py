@@ -25,7 +25,6 @@ from sglang_hybrid.engine.requests import GridRequests, PageMaps
 from sglang_hybrid.engine.tokens import GridTokens
 from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.coming import MOST_PASSED_OVER
-from sglang_hybrid.radix.order import Limit
 from sglang_hybrid.radix.policy import Policy
 from tests.core.worlds import NAMES, World
 from tests.support.publish_faults import FAULTS as PUBLISH_FAULTS
@@ -182,7 +181,7 @@ def test_what_is_given_up_is_logged_by_request(caplog: pytest.LogCaptureFixture)
     pools.retract(first)
     (pinned,) = pools.cache.pins.values()
     while pinned.owner is not None:
-        assert pools.cache.lifetime._evict_checkpoint(Limit())
+        assert pools.cache.lifetime.evict_next()
     assert "Preempted request first gives up its checkpoint at token 16" in caplog.text
     assert not pools.cache.pins and pools.cache.lifetime.counts.pins_given_up == 1
     pools.cache.release_aborted_request(SimpleNamespace(rid="first"))

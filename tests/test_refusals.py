@@ -143,7 +143,8 @@ def test_refused_environment(name: str, model: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_rule_has_a_row() -> None:
-    ours = {"hybrid_mem", "hybrid_checkpoints", "hybrid_wait", "hybrid_attention_share", "hybrid_conv_slots"}
+    ours = {"hybrid_mem", "hybrid_checkpoints", "hybrid_wait", "hybrid_eviction"}
+    ours |= {"hybrid_attention_share", "hybrid_conv_slots"}
     planted = {"model_path", "mem_fraction_static", "cuda_graph_config"}  # test_model_rules.py
     rowed = {match.replace("-", "_") for row in ROWS for match in re.findall(r"--([a-z0-9-]+)", row.argv)}
     ruled = {rule.field for rule in (*input_rules.INPUT_RULES, *model_rules.MODEL_RULES)}
@@ -196,6 +197,7 @@ def test_every_built_organization_passes(mem: str, model: str) -> None:
         "--hybrid-retention 2",
         "--hybrid-checkpoints branch",
         "--hybrid-wait never",
+        "--hybrid-eviction lru",
     ],
 )
 def test_option_without_the_switch(extra: str, model: str) -> None:
@@ -220,6 +222,7 @@ def test_engine_values_are_checked_too(model: str) -> None:
         ),
         ({"hybrid_mem": "S1", "hybrid_checkpoints": "some"}, r"some is unknown; legal: all, branch, sparse"),
         ({"hybrid_mem": "S1", "hybrid_wait": "some"}, r"some is unknown; legal: prefix, never"),
+        ({"hybrid_mem": "S1", "hybrid_eviction": "fifo"}, r"-eviction fifo is unknown; legal: demand, lru"),
         ({"hybrid_mem": "S1", "hybrid_headroom": "0.1"}, r"--hybrid-headroom '0.1' must be a part"),
         ({"hybrid_mem": "S1", "hybrid_retention": 1.5}, r"--hybrid-retention 1.5 must be a whole number"),
         ({"hybrid_mem": "S1", "hybrid_grid": True}, r"--hybrid-grid True must be a whole number"),

@@ -7,8 +7,9 @@ import pytest
 from bench.arms import Arm, Constants, memory, setting, workload
 from bench.release_order import ReleaseOrder
 from sglang_hybrid.pools.organization import Checkpoint, Need
-from sglang_hybrid.radix.live import LIKELY
+from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.order import LIKELY
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.passes import SourcePass
 from sglang_hybrid.simulator.scheduler import Scheduler
@@ -24,7 +25,9 @@ class Shelf:
     def __init__(self) -> None:
         self.memory = memory("S0", PAGES, 0.5)
         self.tree = GridTree(self.memory)
-        self.order = ReleaseOrder(self.tree)
+        self.lifetime = Lifetime(self.tree, ReleaseOrder)
+        self.order = self.lifetime.policy
+        assert isinstance(self.order, ReleaseOrder)
 
     def leave(self, name: str, checkpoint: bool = False) -> Node:
         """One block, released; with a checkpoint, its boundary's is released right after."""
@@ -56,17 +59,17 @@ def checkpoint_of(node: Node) -> Checkpoint:
 def test_blank_pages_wait_for_their_turn() -> None:
     shelf = Shelf()
     first, second = shelf.leave("a"), shelf.leave("b")
-    assert shelf.order.make_room(Need(units=8)) and shelf.is_cached(first)  # never used: before all others
+    assert shelf.lifetime.make_room(Need(units=8)) and shelf.is_cached(first)  # never used: before all others
     units = shelf.memory.allocate_units(8)
     assert units is not None
     for _ in range(2):
         shelf.order.finished(None, None)  # time goes on
     shelf.memory.release_units(units)  # blank from now on, behind the two blocks
-    assert shelf.order.make_room(Need(units=1))
+    assert shelf.lifetime.make_room(Need(units=1))
     assert (shelf.is_cached(first), shelf.is_cached(second)) == (False, True)
     assert shelf.memory.unit_pool.free == 9
     shelf.memory.allocate_units(1)  # the page of the first block
-    assert shelf.order.make_room(Need(units=1)) and not shelf.is_cached(second)
+    assert shelf.lifetime.make_room(Need(units=1)) and not shelf.is_cached(second)
 
 
 def test_a_hit_puts_a_path_to_the_end_of_the_queue() -> None:
@@ -74,14 +77,14 @@ def test_a_hit_puts_a_path_to_the_end_of_the_queue() -> None:
     first, second = shelf.leave("a"), shelf.leave("b")
     shelf.tree.unlock(shelf.tree.lock(first))
     shelf.order.finished(first, None)
-    assert shelf.order.make_room(Need(units=9))
+    assert shelf.lifetime.make_room(Need(units=9))
     assert (shelf.is_cached(first), shelf.is_cached(second)) == (True, False)
 
 
 def test_of_two_released_together_the_checkpoint_goes_first() -> None:
     shelf = Shelf()
     node = shelf.leave("a", checkpoint=True)
-    assert shelf.order.make_room(Need(units=9))
+    assert shelf.lifetime.make_room(Need(units=9))
     assert node.checkpoint is None and shelf.is_cached(node) and shelf.order.broken == 0
 
 
@@ -90,25 +93,25 @@ def test_what_is_kept_yields_when_nothing_else_is_left(keep: str) -> None:
     shelf = Shelf()
     kept = checkpoint_of(shelf.leave("a", checkpoint=True))
     later = shelf.leave("b", checkpoint=True)
-    getattr(shelf.order, keep)(kept)
-    assert shelf.order.make_room(Need(units=8), LIKELY)
+    getattr(shelf.lifetime, keep)(kept)
+    assert shelf.lifetime.make_room(Need(units=8), LIKELY)
     assert kept.owner is not None and not shelf.is_cached(later)
-    assert not shelf.order.make_room(Need(units=10), LIKELY)
+    assert not shelf.lifetime.make_room(Need(units=10), LIKELY)
     assert kept.owner is not None
-    assert shelf.order.make_room(Need(units=10)) and kept.owner is None
-    counts = shelf.order.counts
+    assert shelf.lifetime.make_room(Need(units=10)) and kept.owner is None
+    counts = shelf.lifetime.counts
     assert counts.retained_given_up + counts.pins_given_up == 1
 
 
 def test_what_is_not_retained_any_more_is_released_then() -> None:
     shelf = Shelf()
     kept = checkpoint_of(shelf.leave("a", checkpoint=True))
-    shelf.order.retain(kept)
+    shelf.lifetime.retain(kept)
     later = checkpoint_of(shelf.leave("b", checkpoint=True))
-    shelf.order.unretain(kept)  # its producer ends: it is released, and then its KV
+    shelf.lifetime.unretain(kept)  # its producer ends: it is released, and then its KV
     assert isinstance(kept.owner, Node)
     shelf.order.finished(kept.owner, None)
-    shelf.order.make_room(Need(units=7))
+    shelf.lifetime.make_room(Need(units=7))
     assert kept.owner is not None and later.owner is None
 
 
@@ -129,8 +132,8 @@ def test_runs_keep_the_books(arm: Arm) -> None:
         steps += 1
         if steps % 40 == 0:
             scheduler.core.check_integrity()
-            for pool, blank in orders[-1]._blank.items():
-                times = blank._times
+            for pool, blank in orders[-1].blank.items():
+                times = blank.times
                 assert times == sorted(times) and len(times) >= pool.free
     scheduler.core.check_integrity()
     assert scheduler.outcome.served == 50

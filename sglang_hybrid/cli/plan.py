@@ -24,6 +24,8 @@ from sglang_hybrid.models.fields import ConfigError
 from sglang_hybrid.models.public import PUBLIC
 from sglang_hybrid.planner.candidates import Machine
 from sglang_hybrid.planner.plan import NothingFits, plan
+from sglang_hybrid.radix.eviction import EVICTIONS
+from sglang_hybrid.radix.policy import DEFAULT_POLICY
 from sglang_hybrid.simulator.cost import StepCost, Weights
 from sglang_hybrid.simulator.devices import DEVICES, Device
 from sglang_hybrid.simulator.traffic import Profile, TrafficError
@@ -89,6 +91,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--max-running", metavar="N", default=str(MOST_RUNNING), help=f"at once (default: {MOST_RUNNING})"
     )
+    parser.add_argument(
+        "--eviction",
+        metavar="NAME",
+        default=DEFAULT_POLICY.eviction,
+        help=f"the server's --hybrid-eviction: {', '.join(EVICTIONS)} (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -105,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
             budget=args.budget,
             parameters=args.parameters,
             max_running=args.max_running,
+            eviction=args.eviction,
         )
         traffic = read_traffic(args.traffic)
         if args.rate is not None:
@@ -130,6 +139,7 @@ def machine_of(
     budget: str | None = None,
     parameters: str | None = None,
     max_running: str = str(MOST_RUNNING),
+    eviction: str = DEFAULT_POLICY.eviction,
 ) -> tuple[Machine, About]:
     """One rank of the model on the device.  Raises `ConfigError`."""
     name, source, shape = load(model)
@@ -151,7 +161,8 @@ def machine_of(
     )
     bytes_left = left if budget is None else size("--budget", re.sub(r"(?<=[kMGTi])B$", "", budget))
     running = whole("--max-running", max_running)
-    machine = Machine(geometry, shape.chunk, bytes_left, cost, running, PREFILL_TOKENS)
+    order = choice("--eviction", eviction, tuple(EVICTIONS))
+    machine = Machine(geometry, shape.chunk, bytes_left, cost, running, PREFILL_TOKENS, order)
     folder = Path(model).parent if Path(model).is_file() else Path(model)
     path = PUBLIC[name].repository if name in PUBLIC else str(folder)
     return machine, About(

@@ -177,6 +177,8 @@ def command(plan: Plan, about: About) -> list[str]:
         argv += ["--hybrid-headroom", f"{best.headroom:g}"]
     if best.checkpoints != DEFAULT_POLICY.checkpoints:
         argv += ["--hybrid-checkpoints", best.checkpoints]
+    if machine.eviction != DEFAULT_POLICY.eviction:
+        argv += ["--hybrid-eviction", machine.eviction]
     argv += ["--mamba-ssm-dtype", FLAG_DTYPES.get(about.ssm_dtype, about.ssm_dtype)]
     if about.kv_dtype.startswith("fp8"):
         argv += ["--kv-cache-dtype", "fp8_e4m3" if about.kv_dtype == "fp8" else about.kv_dtype]

@@ -15,6 +15,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.common import human_readable_int
 
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, UNIT_TOKENS
+from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, WAITS, Policy
 
@@ -39,6 +40,7 @@ _FLAG_FIELDS = (
     "hybrid_retention",
     "hybrid_checkpoints",
     "hybrid_wait",
+    "hybrid_eviction",
 )
 
 
@@ -152,6 +154,16 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
             "prefix: it waits for the checkpoint, and others go first; never: it computes the same too. "
             f"Default {DEFAULT_POLICY.wait}. Needs --hybrid-mem.",
             choices=list(WAITS),
+        ),
+        NS("hybrid"),
+    ] = None
+    hybrid_eviction: A[
+        Optional[str],  # noqa: UP045
+        Arg(
+            help="What is evicted first when memory is short. demand: the checkpoint that is least likely to "
+            "be asked for again; lru: what was used longest ago. Installed packages may add names. "
+            f"Default {DEFAULT_POLICY.eviction}. Needs --hybrid-mem.",
+            choices=list(EVICTIONS),
         ),
         NS("hybrid"),
     ] = None

@@ -21,6 +21,7 @@ from sglang_hybrid.engine.args import (
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, one_of, only, positive, unset
 from sglang_hybrid.kernels import why_not
 from sglang_hybrid.pools.factory import ORGANIZATIONS
+from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import WAITS
 
@@ -199,6 +200,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     positive("hybrid_retention", "requests", "1"),
     one_of("hybrid_checkpoints", PLACEMENTS),
     one_of("hybrid_wait", WAITS),
+    one_of("hybrid_eviction", EVICTIONS),
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
     Rule("hybrid_trace", _trace),
@@ -223,7 +225,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     off("enable_mamba_cache_stochastic_rounding", "states are stored rounded to nearest"),
     off("enable_streaming_session", "a session's state would be resumed off the grid"),
     off("enable_session_radix_cache", "the grid tree has no session nodes"),
-    only("radix_eviction_policy", ("lru",), "the grid tree has its own eviction order"),
+    only("radix_eviction_policy", ("lru",), "the grid tree has its own order, --hybrid-eviction"),
     only("pp_size", (1,), "a checkpoint spans all layers"),
     only("dcp_size", (1,), "a page holds whole tokens"),
     only("attn_cp_size", (1,), "a recurrent state has no token axis to split"),

@@ -65,6 +65,8 @@ class Machine(NamedTuple):
     cost: StepCost
     most_running: int
     prefill_tokens: int
+    eviction: str = DEFAULT_POLICY.eviction
+    """`--hybrid-eviction` of every candidate."""
 
     @property
     def native(self) -> int:
@@ -88,7 +90,7 @@ class Machine(NamedTuple):
                 **candidate.options,
             ),
             cost=self.cost,
-            policy=candidate.policy,
+            policy=candidate.policy._replace(eviction=self.eviction),
             serving=ENGINE,
             most_running=self.most_running,
             prefill_tokens=self.prefill_tokens,

@@ -96,7 +96,7 @@ class Pass:
 
     def missing(self, units: int, start: int, end: int) -> Need | None:
         """`Admission.missing` for a request whose first forward computes tokens `start` to `end`."""
-        self._asked = self.leaves + len(self.live.planned(start, end))
+        self._asked = self.leaves + len(self.live.placement.planned(start, end))
         return self.admission.missing(units, self.states, self._asked)
 
     def missing_after(
@@ -107,7 +107,7 @@ class Pass:
         `preempted` are those that still run.  Only what it cannot do without is asked: nobody is preempted
         for a request that then waits for headroom.
         """
-        self._asked = self.leaves + len(self.live.planned(start, end))
+        self._asked = self.leaves + len(self.live.placement.planned(start, end))
         need = Need(units, self.live.due + self.states + 1)
         fits = self.organization.could_fit(need) or self.organization.could_fit_after(
             need, self.live.returned(preempted)

@@ -13,17 +13,14 @@ from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need
 from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.radix.history import Reuse, Trail
+from sglang_hybrid.radix.interfaces import Placement
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live_state import Boundary, LiveState, OutOfState, StateCounts
 from sglang_hybrid.radix.node import Node
-from sglang_hybrid.radix.order import Limit, Tier
-from sglang_hybrid.radix.placement import Placement, every
+from sglang_hybrid.radix.order import LIKELY, Limit
 from sglang_hybrid.radix.publishing import Publishing
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match
-
-LIKELY = Limit(Tier.USEFUL)
-"""What a checkpoint pushes out that is likely to be used: anything but what policy or a request keeps."""
 
 
 class LiveStates(Publishing):
@@ -33,11 +30,12 @@ class LiveStates(Publishing):
         self,
         tree: GridTree,
         lifetime: Lifetime,
-        placement: Placement = every,
+        placement: Placement | None = None,
         retention: Retention | None = None,
         waits: bool = True,
     ) -> None:
         """`waits`: `awaits` may answer that a request should."""
+        placement = placement or Placement(tree.organization)
         super().__init__(tree, lifetime, placement, retention or Retention(lifetime))
         self.running = 0
         """Admitted requests; each may need one unit in its next step."""
@@ -110,7 +108,7 @@ class LiveStates(Publishing):
         """Enter a prefill of `prompt` tokens that starts from block `first`, and what it means to leave."""
         grid = self.organization.grid
         last = prompt // grid
-        leaves = self.planned(first * grid, prompt, (last * grid, *likely))
+        leaves = self.placement.planned(first * grid, prompt, (last * grid, *likely))
         coming.begin(trail, first, last, {last, *[depth // grid for depth in leaves]})
 
     # -- before a forward -------------------------------------------------------------------
@@ -166,9 +164,9 @@ class LiveStates(Publishing):
             return
         grid = self.organization.grid
         likely = (end // grid * grid, state.branch, *state.parted)
-        wanted = self.planned(start, end, likely)
+        wanted = self.placement.planned(start, end, likely)
         for done, depth in enumerate(wanted):
-            limit = LIKELY if depth in likely else self.lifetime.inner_limit
+            limit = LIKELY if depth in likely else self.policy.inner_limit
             checkpoint = self._take_optional(limit)
             if checkpoint is None:
                 self.checkpoints_skipped += len(wanted) - done - 1
@@ -178,15 +176,6 @@ class LiveStates(Publishing):
             state.boundaries.append(Boundary(depth, checkpoint))
         state.boundaries.sort(key=lambda boundary: boundary.depth)
 
-    def planned(self, start: int, end: int, likely: Sequence[int] = ()) -> list[int]:
-        """Token depths inside `start..end` where checkpoints are wanted: the likely ones, then the others,
-        the deepest of each first."""
-        grid = self.organization.grid
-        likely = likely or (end // grid * grid,)
-        inside = range((end - 1) // grid * grid, start // grid * grid, -grid)
-        first = [depth for depth in inside if depth in likely]
-        return first + [d for d in inside if d not in likely and self.placement(d // grid)]
-
     def settle(self, state: LiveState) -> None:
         """The previous forward is on its way: what it read may go, what it wrote is complete."""
         if state.source is not None:
@@ -194,7 +183,8 @@ class LiveStates(Publishing):
             state.source = None
         state.keep_boundaries()
         if state.superseded is not None:
-            self._drop(state, state.superseded)
+            if isinstance(state.superseded.owner, Node):
+                self._drop(state, state.superseded.owner)
             state.superseded = None
 
     def _refused(self, state: LiveState, depth: int) -> None:
@@ -254,7 +244,7 @@ class LiveStates(Publishing):
             self.organization.release(checkpoint)
         state.kept.clear()
         self.retention.ended(state)
-        self.lifetime.finished(state.prompt_end, state.answer_end)
+        self.policy.finished(state.prompt_end, state.answer_end)
         if state.live is not None:
             self._offered.pop(state, None)
             self._alive -= 1

@@ -26,12 +26,16 @@ from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
 from sglang_hybrid.pools.pages import IntegrityError
 from sglang_hybrid.radix.admission import Admission, Pass
+from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.history import Lookup, Reuse
+from sglang_hybrid.radix.interfaces import EvictionPolicy, Placement
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.live_state import Duplicate, Lease, LiveState
 from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
+from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree, Match
 
 
@@ -66,21 +70,24 @@ class Memory:
         *,
         token_bytes: int = 8,
         digest_bytes: int | None = None,
-        order: Callable[[GridTree], Lifetime] = Lifetime,
-        states: Callable[[GridTree, Lifetime], LiveStates] | None = None,
+        eviction: Callable[[GridTree], EvictionPolicy] | None = None,
+        placement: Callable[[Organization], Placement] | None = None,
+        states: type[LiveStates] = LiveStates,
     ) -> None:
         """Keys are token ids of `token_bytes` each, or `digest_bytes` for a whole block (`GridTree`).
 
-        `order` and `states` replace the parts that evict and that take checkpoints.
+        `eviction` and `placement` take the place of those that the policy names (`radix.interfaces`).
         """
         self.organization = organization
         self.grid = organization.grid
         self.unit_tokens = organization.unit_tokens
         self.tree = GridTree(organization, token_bytes, digest_bytes=digest_bytes)
-        self.lifetime = order(self.tree)
+        self.lifetime = Lifetime(self.tree, eviction or EVICTIONS[policy.eviction])
         self.lifetime.on_given_up = self._given_up
-        self.live = (states or policy.live_states)(self.tree, self.lifetime)
-        self.admission: Admission = policy.admission(self.live)
+        place = placement or PLACEMENTS[policy.checkpoints]
+        retention = Retention(self.lifetime, policy.retention)
+        self.live = states(self.tree, self.lifetime, place(organization), retention, policy.waits)
+        self.admission = Admission(self.live, self.lifetime, policy.headroom)
         self.pins: dict[Hashable, Checkpoint] = {}
         """The deepest boundary of each preempted request, by the caller's key."""
         self.on_given_up: Callable[[Hashable, int], None] | None = None

@@ -39,6 +39,7 @@ class Node:
         "rated",
         "tree",
         "units",
+        "used",
         "uses",
         "wants",
     )
@@ -72,6 +73,8 @@ class Node:
         """Hits on the boundary at the end, and turns of the conversation that ends there."""
         self.wants = 0
         """Distinct requests whose prompts left the tree's KV here."""
+        self.used = 0
+        """When it was used last, for an order of eviction that asks."""
         self.rated = False
         """Whether `uses` has what the path inherits."""
 

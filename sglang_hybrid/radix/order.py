@@ -25,6 +25,10 @@ class Limit(NamedTuple):
     before: int | None = None
 
 
+LIKELY = Limit(Tier.USEFUL)
+"""What a checkpoint pushes out that is likely to be used: anything but what policy or a request keeps."""
+
+
 def tier_of(checkpoint: Checkpoint) -> Tier:
     if checkpoint.pins:
         return Tier.PINNED

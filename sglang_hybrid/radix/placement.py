@@ -1,4 +1,4 @@
-"""At which boundaries a request leaves a checkpoint (docs/architecture.md): `--hybrid-checkpoints`.
+"""Placements that a server may be started with: `--hybrid-checkpoints` (docs/architecture.md).
 
 Whatever the placement, the deepest boundary of a prompt has a checkpoint, and so has the place where it
 leaves what the tree knew already: there the next prompt is likely to begin.  Of an answer, the deepest
@@ -13,25 +13,21 @@ import math
 from collections.abc import Callable
 
 from sglang_hybrid.pools.organization import Need, Organization
-
-Placement = Callable[[int], bool]
-"""Whether a boundary at this depth, in grid steps, keeps its checkpoint though a deeper one stands."""
+from sglang_hybrid.radix.choices import Choices
+from sglang_hybrid.radix.interfaces import Placement
 
 MANY = 1 << 10
 """Checkpoints over which one's share of a slab is averaged."""
 
 
-def every(depth: int) -> bool:
-    """all: every boundary."""
-    return True
-
-
-def never(depth: int) -> bool:
+class Branch(Placement):
     """branch: none beside the ends, the places where paths part, and those that several requests came to."""
-    return False
+
+    def keeps(self, depth: int) -> bool:
+        return False
 
 
-class Sparse:
+class Sparse(Placement):
     """sparse: multiples of a spacing that grows with the depth and with the price of a checkpoint.
 
     A path of n blocks, checkpoints s blocks apart, takes n + w n / s blocks of memory when a checkpoint
@@ -41,6 +37,7 @@ class Sparse:
     """
 
     def __init__(self, organization: Organization) -> None:
+        super().__init__(organization)
         self.weight = checkpoint_weight(organization)
 
     def spacing(self, depth: int) -> int:
@@ -49,7 +46,7 @@ class Sparse:
         best = math.sqrt(weight * weight + weight * (2 * depth + 1)) - weight
         return 1 << max(0, int(math.log2(max(best, 1.0))))
 
-    def __call__(self, depth: int) -> bool:
+    def keeps(self, depth: int) -> bool:
         return depth % self.spacing(depth) == 0
 
 
@@ -61,9 +58,7 @@ def checkpoint_weight(organization: Organization) -> float:
     return organization.unit_pool.size / organization.units_per_block / organization.state_pool.size
 
 
-PLACEMENTS: dict[str, Callable[[Organization], Placement]] = {
-    "all": lambda organization: every,
-    "branch": lambda organization: never,
-    "sparse": Sparse,
-}
+PLACEMENTS: Choices[Callable[[Organization], Placement]] = Choices(
+    "sglang_hybrid.placements", {"all": Placement, "branch": Branch, "sparse": Sparse}
+)
 """By their names in `--hybrid-checkpoints`."""

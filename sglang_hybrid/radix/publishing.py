@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_hybrid.pools.organization import Checkpoint, Organization
+from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.coming import Coming
 from sglang_hybrid.radix.demand import Kind
 from sglang_hybrid.radix.history import History
+from sglang_hybrid.radix.interfaces import Placement
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live_state import Duplicate, LiveState, Published
 from sglang_hybrid.radix.node import Node
-from sglang_hybrid.radix.placement import Placement
 from sglang_hybrid.radix.retention import Retention
 from sglang_hybrid.radix.tree import GridTree
 
@@ -24,6 +24,7 @@ class Publishing:
     ) -> None:
         self.tree = tree
         self.lifetime = lifetime
+        self.policy = lifetime.policy
         self.placement = placement
         self.retention = retention
         self.organization: Organization = tree.organization
@@ -93,12 +94,15 @@ class Publishing:
             return
         if node.checkpoint is None:
             self.tree.offer(node, checkpoint)
-            self.lifetime.offered(node, self._kind(state, node.depth, last))
+            self.policy.offered(node, self._kind(state, node.depth, last))
             self.checkpoints_published += 1
             self.retention.made(state, node)
             if is_live:
                 self._offered[state] = None
-            self._supersede(state, checkpoint)
+            before, state.passing = state.passing, checkpoint
+            passed = None if before is None else before.owner
+            for one in self.placement.gives_up(node, passed if isinstance(passed, Node) else None):
+                self._give_up(state, one)
         elif is_live:
             state.covered = depth
         if not is_live:
@@ -107,29 +111,26 @@ class Publishing:
     def _want(self, state: LiveState, node: Node) -> None:
         if state.newcomer:
             state.newcomer = False
+            self.placement.came(node)
             self.retention.want(node)
 
-    def _supersede(self, state: LiveState, checkpoint: Checkpoint) -> None:
-        """A deeper checkpoint stands: the one before it goes, once the forward that reads it is launched."""
-        before, state.passing = state.passing, checkpoint
-        if before is None or not isinstance(before.owner, Node) or self.placement(before.owner.depth):
-            return
-        if before is state.source:
-            state.superseded = before
+    def _give_up(self, state: LiveState, node: Node) -> None:
+        """The placement does not keep its checkpoint: it goes, once the forward that reads it is launched."""
+        if node.checkpoint is not None and node.checkpoint is state.source:
+            state.superseded = node.checkpoint
         else:
-            self._drop(state, before)
+            self._drop(state, node)
 
-    def _drop(self, state: LiveState, checkpoint: Checkpoint) -> None:
-        """Unless there is more to it than that it was the deepest for a while."""
-        node, grid = checkpoint.owner, self.organization.grid
-        if not isinstance(node, Node) or node.depth in (state.prefilled // grid, state.branch // grid):
+    def _drop(self, state: LiveState, node: Node) -> None:
+        """Unless somebody keeps it, or the placement has another reason for it."""
+        checkpoint = node.checkpoint
+        if checkpoint is None or checkpoint.references or checkpoint.pins or checkpoint.retained:
             return
-        others = checkpoint.references or checkpoint.pins or checkpoint.retained
-        if not (others or node.is_branch or node.uses or node.wants > 1):
+        if not self.placement.spares(state, node):
             self.tree.evict_checkpoint(checkpoint)
             self.checkpoints_superseded += 1
             if state.trail is not None:
-                self.history.superseded(state.trail, node.depth * grid)
+                self.history.superseded(state.trail, node.depth * self.organization.grid)
 
     def _kind(self, state: LiveState, depth: int, last: int) -> Kind:
         prompt = state.prefilled // self.organization.grid
@@ -141,12 +142,13 @@ class Publishing:
         """The request's path in the tree has grown by these nodes below `begun`."""
         prompt = state.prefilled // self.organization.grid
         if begun.depth != prompt:
-            self.lifetime.passed(begun)
+            self.policy.passed(begun)
         if path[-1].depth > prompt:
             state.answer_end = path[-1]
         for node in path:
             if node.depth == prompt:
                 state.prompt_end = node
+        self.placement.published(state.prompt_end, state.answer_end)
 
     def handed_over(self, published: Published) -> None:
         """Drop the request's own references on the units of the published blocks."""

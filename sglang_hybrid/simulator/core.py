@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import ONE_CHECKPOINT, Checkpoint, Need
-from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.live_state import LiveState
 from sglang_hybrid.radix.memory import Memory, Prefill, Publication
 from sglang_hybrid.radix.order import Limit
-from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.job import Job
 from sglang_hybrid.simulator.keys import DIGEST_BYTES
 from sglang_hybrid.simulator.setting import Serving, Setting
@@ -41,36 +38,33 @@ class SourceStates(InsistentStates, AlignedStates):
     """Both, as in the source."""
 
 
-def states_of(setting: Setting) -> Callable[[GridTree, Lifetime], LiveStates]:
-    """What takes checkpoints in this setting."""
-    if setting.states is not None:
-        return setting.states
-    serving: Serving = setting.serving
-    policy = setting.policy if serving.waits else setting.policy._replace(wait="never")
-    kind = {
+def states_of(serving: Serving) -> type[LiveStates]:
+    """How this scheduler takes checkpoints."""
+    return {
         (False, False): LiveStates,
         (True, False): InsistentStates,
         (False, True): AlignedStates,
         (True, True): SourceStates,
     }[serving.insists, serving.aligned]
-    return partial(policy.live_states, kind=kind)
 
 
 class Core:
     """The memory of one setting, and what of a job it must know."""
 
     def __init__(self, setting: Setting) -> None:
+        serving, policy = setting.serving, setting.policy
         self.memory = Memory(
             setting.organization(),
-            setting.policy,
+            policy if serving.waits else policy._replace(wait="never"),
             digest_bytes=DIGEST_BYTES,
-            order=setting.order,
-            states=states_of(setting),
+            eviction=setting.eviction,
+            placement=setting.placement,
+            states=states_of(serving),
         )
         self.grid = self.memory.grid
         self.unit_tokens = self.memory.unit_tokens
-        self.insists = setting.serving.insists
-        self.aligned = setting.serving.aligned
+        self.insists = serving.insists
+        self.aligned = serving.aligned
 
     def units_to(self, job: Job, depth: int) -> int:
         """Units that the job lacks for so many tokens; a job that is not admitted has those of its path."""

@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Organization
-from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveStates
+from sglang_hybrid.radix.interfaces import EvictionPolicy, Placement
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.cost import StepCost
@@ -71,7 +70,7 @@ ENGINE = Serving(
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything but the requests.  `order` may be any callable that makes a `Lifetime` of a tree."""
+    """Everything but the requests.  `eviction` and `placement` replace those that the policy names."""
 
     organization: Callable[[], Organization]
     """A fresh, empty memory."""
@@ -83,9 +82,8 @@ class Setting:
     """Budget of a step: tokens of chunks, and of decodes where steps are mixed."""
     isolate: bool = False
     """Every request under a key of its own; it still resumes from its own checkpoints."""
-    order: Callable[[GridTree], Lifetime] = Lifetime
-    states: Callable[[GridTree, Lifetime], LiveStates] | None = None
-    """What takes checkpoints, instead of the policy's placement and retention."""
+    eviction: Callable[[GridTree], EvictionPolicy] | None = None
+    placement: Callable[[Organization], Placement] | None = None
 
     def __post_init__(self) -> None:
         if self.most_running < 1 or self.prefill_tokens < 1:

@@ -318,7 +318,7 @@ def a_locked_leaf_is_evicted() -> AbstractContextManager[object]:
         node = checkpoint.owner
         return isinstance(node, Node) and not checkpoint.references and not node.children
 
-    return patch("sglang_hybrid.radix.lifetime._is_idle_leaf", is_idle_leaf)
+    return patch("sglang_hybrid.radix.eviction.is_idle_leaf", is_idle_leaf)
 
 
 @fault("S1")

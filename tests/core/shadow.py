@@ -8,7 +8,6 @@ A launched forward writes at once: on a device, everything runs in the order of 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 
 from sglang_hybrid.geometry import ceil_div
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
@@ -49,8 +48,7 @@ class Shadow:
     """One scheduler.  Methods are named after what the engine does; they assert what it relies on."""
 
     def __init__(self, organization: Organization, policy: Policy = DEFAULT_POLICY) -> None:
-        states = partial(policy.live_states, kind=CheckedStates)
-        self.memory = memory = Memory(organization, policy, token_bytes=TOKEN_BYTES, states=states)
+        self.memory = memory = Memory(organization, policy, token_bytes=TOKEN_BYTES, states=CheckedStates)
         self.organization, self.tree, self.lifetime = organization, memory.tree, memory.lifetime
         self.live, self.admission, self.pins = memory.live, memory.admission, memory.pins
         self.contents = Contents(organization)

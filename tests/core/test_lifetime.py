@@ -10,6 +10,7 @@ import pytest
 from sglang_hybrid.pools.organization import Need
 from sglang_hybrid.radix import demand
 from sglang_hybrid.radix.demand import MOST_USES, Demand, Kind
+from sglang_hybrid.radix.eviction import DemandEviction
 from tests.core.serve import checkpoint_at, match, node_at, scheduler, serve
 from tests.core.shadow import Shadow
 from tests.core.worlds import GRID, NAMES
@@ -22,6 +23,11 @@ def offered(shadow: Shadow) -> set[tuple[int, int]]:
     """(first token, depth) of every boundary that has a checkpoint."""
     nodes = [node for node in shadow.tree.nodes() if node.checkpoint is not None]
     return {(int.from_bytes(node.path()[0].key[:8], "little"), node.depth) for node in nodes}
+
+
+def demand_of(shadow: Shadow) -> Demand:
+    assert isinstance(shadow.lifetime.policy, DemandEviction)
+    return shadow.lifetime.policy.demand
 
 
 def order_of_eviction(shadow: Shadow) -> list[tuple[int, int]]:
@@ -160,10 +166,10 @@ def test_what_was_counted_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     shadow = scheduler()
     for seed in range(40):
         stripped(shadow, seed)
-    assert shadow.lifetime._demand.worth(Kind.ANSWER_END, 0) < 0
+    assert demand_of(shadow).worth(Kind.ANSWER_END, 0) < 0
     for seed in range(40, 43):
         kept(shadow, seed)
-    assert shadow.lifetime._demand.worth(Kind.ANSWER_END, 0) == 0
+    assert demand_of(shadow).worth(Kind.ANSWER_END, 0) == 0
 
 
 def test_a_use_is_worth_the_time_in_which_its_chance_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +194,7 @@ def test_only_so_many_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     shadow = scheduler(pages=12)
     for seed in range(30):
         serve(shadow, T(seed, 5))
-    assert len(shadow.lifetime._demand._ends) == 12
+    assert len(demand_of(shadow)._ends) == 12
 
 
 def history() -> list[object]:

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from sglang_hybrid.geometry import GeometryError, ModelGeometry
 from sglang_hybrid.pools.organization import Need
+from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, WAITS, Policy
 from tests.core.driver import Driver
@@ -47,11 +48,14 @@ def world(name: str, chance: random.Random) -> World:
         return drawn
 
 
-def policy(chance: random.Random) -> Policy:
-    """The defaults as often as anything else."""
+def policy(chance: random.Random, seed: int) -> Policy:
+    """The defaults as often as anything else; every fourth seed has another order of eviction."""
+    others = [name for name in EVICTIONS if name != DEFAULT_POLICY.eviction]
+    order = others[seed // 4 % len(others)] if seed % 4 == 3 else DEFAULT_POLICY.eviction
     if chance.random() < 0.5:
-        return DEFAULT_POLICY
+        return DEFAULT_POLICY._replace(eviction=order)
     return Policy(
+        eviction=order,
         headroom=chance.choice([0.0, 0.1, 0.3, 0.9]),
         retention=chance.choice([None, 1, 2]),
         checkpoints=chance.choice(sorted(PLACEMENTS)),
@@ -63,7 +67,7 @@ def replay(name: str, seed: int) -> Driver:
     """One history; raises where it goes wrong, naming the operation."""
     chance = random.Random(seed)
     drawn = world(name, chance)
-    driver = Driver(drawn.build(), policy(chance))
+    driver = Driver(drawn.build(), policy(chance, seed))
     if chance.random() < 0.5:
         # Policy asks for room beside the need; correctness must not hang on it.
         driver.shadow.admission.reserve = lambda leaves: Need()  # type: ignore[method-assign]
@@ -81,11 +85,13 @@ def replay(name: str, seed: int) -> Driver:
 def test_random_histories_keep_every_rule(name: str) -> None:
     done: Counter[str] = Counter()
     reached: Counter[str] = Counter()
+    orders: Counter[object] = Counter()
     seed = 0
     while sum(done.values()) < OPERATIONS // len(NAMES):
         driver = replay(name, seed)
         done += driver.done
         reached += driver.reached()
+        orders[type(driver.shadow.lifetime.policy)] += driver.shadow.lifetime.counts.checkpoints
         seed += 1
     assert sum(done.values()) >= OPERATIONS // len(NAMES)
     assert done["flush"] and done["resume"] and done["abandon"] and done["preempt"], done
@@ -93,6 +99,8 @@ def test_random_histories_keep_every_rule(name: str) -> None:
     expected = {"hits", "forks", "in_place", "skipped", "published", "duplicates", "finished"}
     expected |= {"retained", "superseded", "waits", "prefix_waits"}
     expected |= {"dead", "checkpoints", "given_up", "leaves" if name == "D0" else "checkpoints"}
+    if OPERATIONS >= 20_000:
+        assert (+orders).keys() == set(EVICTIONS.values()), "an order of eviction has evicted nothing"
     if OPERATIONS >= 200_000:
         assert not expected - (+reached).keys(), reached
 
@@ -105,7 +113,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 1000))
     def build(self, seed: int) -> None:
         chance = random.Random(seed)
-        self.driver = Driver(world(self.name, chance).build(), policy(chance))
+        self.driver = Driver(world(self.name, chance).build(), policy(chance, seed))
 
     @rule(stem=st.integers(0, 9), shared=st.integers(0, 17), tail=st.integers(0, 7), new=st.integers(0, 11))
     def submit(self, stem: int, shared: int, tail: int, new: int) -> None:

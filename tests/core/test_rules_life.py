@@ -7,8 +7,7 @@ import pytest
 
 from sglang_hybrid.pools.factory import make_organization, smallest_budget
 from sglang_hybrid.pools.organization import Checkpoint, Need, part_of
-from sglang_hybrid.radix.live import LIKELY
-from sglang_hybrid.radix.order import Limit
+from sglang_hybrid.radix.order import LIKELY
 from sglang_hybrid.radix.placement import PLACEMENTS, Sparse
 from sglang_hybrid.radix.policy import Policy
 from tests.core.driver import Driver
@@ -103,7 +102,7 @@ def test_what_n_distinct_requests_wanted_is_kept_while_its_producer_runs(
     one = shadow(name, Policy(retention=threshold))
     checkpoint = wanted_twice(one)
     assert (checkpoint.retained == 1) is kept
-    while one.lifetime._evict_checkpoint(LIKELY):
+    while one.lifetime.evict_next(limit=LIKELY):
         pass  # everything that an optional checkpoint may push out
     assert (checkpoint.owner is not None) is kept
     (producer,) = one.running
@@ -158,7 +157,7 @@ def test_retention_goes_before_any_pin_and_neither_for_a_waiting_request(name: s
     assert one.admission.reserve(0) == one.organization.displaced(3).plus(Need(units=path))
     while retained.owner is not None:
         assert pinned.owner is not None, "a pin went before retention"
-        assert one.lifetime._evict_checkpoint(Limit())
+        assert one.lifetime.evict_next()
     assert one.lifetime.kept() == Need(path, 1)
     counts = one.lifetime.counts
     assert (counts.retained_given_up, counts.pins_given_up) == (1, 0)
@@ -243,7 +242,7 @@ def test_sparse_adds_the_spacing(name: str) -> None:
     one = shadow(name, Policy(checkpoints="sparse"), units=160, states=60, pages=200)
     rule = PLACEMENTS["sparse"](one.organization)
     serve(one, T(1, 13 * GRID + 1), 3 * GRID)
-    assert depths(one) == sorted({13, 16, *[depth for depth in range(1, 17) if rule(depth)]})
+    assert depths(one) == sorted({13, 16, *[depth for depth in range(1, 17) if rule.keeps(depth)]})
 
 
 def test_spacing_minimizes_what_is_expected_to_be_computed_again() -> None:

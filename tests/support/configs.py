@@ -65,6 +65,13 @@ CONFIGS: Mapping[str, ServerConfig] = {
             observed=True,
             env=HOPEFUL,
         ),
+        # The same, and what was used longest ago goes first.
+        ServerConfig(
+            "lru",
+            memory=Memory(tokens=512, spare=8),
+            flags=("--hybrid-eviction", "lru"),
+            env=HOPEFUL,
+        ),
         # The same bytes for others, and retraction beyond what they force.
         ServerConfig("s0-small", organization="S0", **SMALL),
         ServerConfig(

@@ -15,15 +15,19 @@ the one with the most token hits adopted.  Recording is the caller's: `alpha` ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from bench.policies.recency import NodeRecency
 from sglang_hybrid.geometry import block_bytes
 from sglang_hybrid.pools.organization import Checkpoint
-from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.node import Node
+from sglang_hybrid.radix.order import EvictionOrder, Tier, tier_of
+from sglang_hybrid.radix.placement import Branch
 from sglang_hybrid.radix.tree import GridTree
-from sglang_hybrid.simulator.peers.recency import NodeRecency
+
+MarconiAdmission = Branch
+"""Two checkpoints a request, and the one that stands for the answer's where that is not known."""
 
 
 class PrefixFlops(NamedTuple):
@@ -46,6 +50,43 @@ class PrefixFlops(NamedTuple):
         return float(self.attention * attention + self.recurrent * recurrent + self.mlp * 16 * squares)
 
 
+class ScannedOrder(EvictionOrder):
+    """Looks at all candidates each time; `worst` chooses among some of one tier."""
+
+    def __init__(
+        self,
+        usable: Callable[[Checkpoint], bool],
+        worst: Callable[[Sequence[Checkpoint]], Checkpoint],
+    ) -> None:
+        super().__init__(usable)
+        self.usable = usable
+        self.worst = worst
+        self.candidates: dict[Checkpoint, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def file(self, checkpoint: Checkpoint) -> None:
+        self.candidates[checkpoint] = None
+
+    def refile(self, checkpoint: Checkpoint) -> None:
+        """Nothing: where it stands is found out when it is asked for."""
+
+    def take(self, last: Tier, before: int | None = None) -> Checkpoint | None:
+        self.candidates = dict.fromkeys(filter(self.usable, self.candidates))
+        if not self.candidates:
+            return None
+        tier = min(map(tier_of, self.candidates))
+        if tier > last:
+            return None
+        chosen = self.worst([one for one in self.candidates if tier_of(one) == tier])
+        del self.candidates[chosen]
+        return chosen
+
+    def trim(self, most: int) -> None:
+        """Nothing: `take` does."""
+
+
 class MarconiEviction(NodeRecency):
     """FLOP-aware eviction; with alpha 0 it is LRU."""
 
@@ -57,6 +98,9 @@ class MarconiEviction(NodeRecency):
         self._efficiency: dict[int, float] = {}
         self._bytes = block_bytes(model, grid) * model.arenas, model.checkpoint_bytes * model.arenas
 
+    def order(self, usable: Callable[[Checkpoint], bool]) -> EvictionOrder:
+        return ScannedOrder(usable, self.worst)
+
     def efficiency(self, blocks: int) -> float:
         """FLOPs saved for a byte of a prefix of so many blocks."""
         known = self._efficiency.get(blocks)
@@ -67,9 +111,10 @@ class MarconiEviction(NodeRecency):
         return known
 
     def worst(self, candidates: Sequence[Checkpoint]) -> Checkpoint:
+        """The one of these that goes first."""
         eligible = [one for one in candidates if not _is_branch(one)] or candidates
         if not self.alpha:
-            return super().worst(eligible)
+            return min(eligible, key=lambda one: one.stamp)
         efficiencies = [self.efficiency(_depth(one)) for one in eligible]
         oldest, newest = min(one.stamp for one in eligible), max(one.stamp for one in eligible)
         least, most = min(efficiencies), max(efficiencies)
@@ -79,13 +124,6 @@ class MarconiEviction(NodeRecency):
             for one, efficiency in zip(eligible, efficiencies)
         )
         return min(zip(scores, eligible), key=lambda scored: (scored[0], scored[1].stamp))[1]
-
-
-class MarconiAdmission(LiveStates):
-    """Two checkpoints a request, and the one that stands for the answer's where that is not known."""
-
-    def __init__(self, tree: GridTree, lifetime: NodeRecency) -> None:
-        super().__init__(tree, lifetime, placement=lambda depth: False)
 
 
 def _is_branch(checkpoint: Checkpoint) -> bool:

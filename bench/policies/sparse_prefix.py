@@ -8,14 +8,12 @@ distribution is learnt from the overlaps seen so far.  The paper leaves eviction
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-from sglang_hybrid.radix.lifetime import Lifetime
-from sglang_hybrid.radix.live import LiveStates
-from sglang_hybrid.radix.live_state import LiveState
+from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.node import Node
-from sglang_hybrid.radix.tree import GridTree
+from sglang_hybrid.radix.placement import Branch
 
 RELEARN = 64
 """Overlaps after which placements are computed anew."""
@@ -53,11 +51,11 @@ def best_places(weights: Sequence[float], count: int) -> tuple[int, ...]:
     return best[1]
 
 
-class SparsePlacement(LiveStates):
+class SparsePlacement(Branch):
     """Checkpoints of a prompt by `best_places`; the last one of an answer stays too."""
 
-    def __init__(self, tree: GridTree, lifetime: Lifetime, count: int = 2) -> None:
-        super().__init__(tree, lifetime, placement=lambda depth: False)
+    def __init__(self, organization: Organization, count: int = 2) -> None:
+        super().__init__(organization)
         self.count = count
         self._partial: dict[int, int] = {}
         """Overlaps that ended inside a cached prompt, by depth in grid steps."""
@@ -67,10 +65,9 @@ class SparsePlacement(LiveStates):
         self._known_ends: dict[int, None] = {}
         self._places: dict[int, tuple[int, ...]] = {}
 
-    def planned(self, start: int, end: int, likely: Sequence[int] = ()) -> list[int]:
-        grid = self.organization.grid
-        places = self.places(end // grid)
-        return [place * grid for place in reversed(places) if start < place * grid < end]
+    def planned(self, start: int, end: int, likely: Collection[int] = ()) -> list[int]:
+        places = self.places(end // self.grid)
+        return [place * self.grid for place in reversed(places) if start < place * self.grid < end]
 
     def places(self, blocks: int) -> tuple[int, ...]:
         """Where a prompt of so many whole blocks has its checkpoints, in grid steps."""
@@ -80,20 +77,17 @@ class SparsePlacement(LiveStates):
             self._places[blocks] = best_places(weights, self.count)
         return self._places[blocks]
 
-    def _want(self, state: LiveState, node: Node) -> None:
-        if state.newcomer:
-            self._seen += 1
-            if node.fingerprints()[-1] in self._known_ends:
-                self._whole += 1
-            else:
-                self._partial[node.depth] = self._partial.get(node.depth, 0) + 1
-            if self._seen % RELEARN == 0:
-                self._places.clear()
-        super()._want(state, node)
+    def came(self, node: Node) -> None:
+        self._seen += 1
+        if node.fingerprints()[-1] in self._known_ends:
+            self._whole += 1
+        else:
+            self._partial[node.depth] = self._partial.get(node.depth, 0) + 1
+        if self._seen % RELEARN == 0:
+            self._places.clear()
 
-    def _note_ends(self, state: LiveState, begun: Node, path: Sequence[Node]) -> None:
-        super()._note_ends(state, begun, path)
-        for node in (state.prompt_end, state.answer_end):
+    def published(self, prompt_end: Node | None, answer_end: Node | None) -> None:
+        for node in (prompt_end, answer_end):
             if node is not None:
                 self._known_ends[node.fingerprints()[-1]] = None
         if len(self._known_ends) > REMEMBERED:

@@ -1,0 +1,1 @@
+"""Policies of others, written from their papers and code, by the interface of `radix.interfaces` alone."""

@@ -1,1 +1,0 @@
-"""Policies that others have published, written from their papers: what ours is compared with."""
