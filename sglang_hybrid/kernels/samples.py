@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,8 @@ class Mixer(NamedTuple):
     """Delta rule: `groups` heads of keys, rows of `size` key elements."""
     channels_decay: bool = False
     """KDA: a decay a key channel."""
+    steps: bool = True
+    """Mamba2: dt, D and a bias.  Lightning attention has one step of 1 for all tokens, inputs in fp32."""
 
     @property
     def inner(self) -> int:
@@ -74,6 +76,9 @@ KIMI_LINEAR = Mixer(
 )
 """A latent row of 576 elements weighs what keys and values of 288 do."""
 KIMI_LINEAR_TP8 = KIMI_LINEAR._replace(heads=4, groups=4)
+LING_2_5 = Mixer(heads=32, dim=128, size=128, groups=32, kv_heads=1, kv_dim=288, stripes=7, steps=False)
+"""Lightning attention: a group a head, no conv window."""
+LING_2_5_TP8 = LING_2_5._replace(heads=4, groups=4)
 
 
 class Sample(NamedTuple):
@@ -113,7 +118,7 @@ def make_cell(
     shape = StateShape(
         mixer.kv_heads, mixer.kv_dim, BF16,
         mixer.heads, mixer.dim, mixer.size, dtype,
-        mixer.channels, 3, conv_dtype or BF16,
+        mixer.channels if mixer.steps else 0, 3, conv_dtype or BF16,
     )  # fmt: skip
     layers = tuple(range(arenas)), tuple(range(arenas * mixer.stripes))
     model: ModelGeometry = shape.geometry(*layers)
@@ -132,20 +137,33 @@ def make_cell(
     )  # fmt: skip
 
 
-def state_sample(mixer: Mixer, memory: str, dtype: torch.dtype, grid: int = 512) -> Sample:
-    """`state_update` forked, inputs bf16 with D and a bias on dt."""
-    cell = make_cell(mixer, memory, dtype, grid=grid)
-    view = cell.arenas.state(cell.layer)
-    row = torch.randn(BATCH, mixer.channels).to(BF16)
+Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def mamba2_inputs(mixer: Mixer, tokens: int, inputs: torch.dtype) -> tuple[Five, dict[str, Any]]:
+    """x, dt, A, B, C, and what else the recurrence takes."""
+    row = torch.randn(tokens, mixer.channels).to(inputs)
     grouped = mixer.groups * mixer.size
     x, b, c = torch.split(row, [mixer.inner, grouped, grouped], 1)
-    dt = torch.randn(BATCH, mixer.heads + 8).to(BF16)[:, : mixer.heads]
+    dt = torch.randn(tokens, mixer.heads + 8).to(inputs)[:, : mixer.heads]
     weights = torch.rand(3, mixer.heads)
+    options: dict[str, Any] = {"d": weights[1], "dt_bias": weights[2], "dt_softplus": True}
+    if not mixer.steps:
+        dt, options = torch.ones(()).expand(tokens, mixer.heads), {}
+    shape = (tokens, mixer.groups, mixer.size)
+    return (x.view(tokens, mixer.heads, mixer.dim), dt, -weights[0], b.view(shape), c.view(shape)), options
+
+
+def state_sample(
+    mixer: Mixer, memory: str, dtype: torch.dtype, grid: int = 512, inputs: torch.dtype = BF16
+) -> Sample:
+    """`state_update` forked."""
+    cell = make_cell(mixer, memory, dtype, grid=grid)
+    view = cell.arenas.state(cell.layer)
+    given, options = mamba2_inputs(mixer, BATCH, inputs)
     launch = plan_state_update(
-        view, cell.src_map, cell.dst_map, x.view(BATCH, mixer.heads, mixer.dim), dt, -weights[0],
-        b.view(BATCH, mixer.groups, mixer.size), c.view(BATCH, mixer.groups, mixer.size),
-        torch.empty(BATCH, mixer.heads, mixer.dim, dtype=BF16),
-        d=weights[1], dt_bias=weights[2], dt_softplus=True,
+        view, cell.src_map, cell.dst_map, *given,
+        torch.empty(BATCH, mixer.heads, mixer.dim, dtype=inputs), **options,
     )  # fmt: skip
     floor = 2 * BATCH * mixer.inner * mixer.size * dtype.itemsize
     return Sample(launch, tuple(cell.arenas.state_buffers), floor)
@@ -210,20 +228,13 @@ def scan_launches(
     """
     cell = make_cell(mixer, memory, dtype)
     segments = plan_segments([0, tokens], [begin], 512)
-    row = torch.randn(tokens, mixer.channels).to(inputs)
-    grouped = mixer.groups * mixer.size
-    x, b, c = torch.split(row, [mixer.inner, grouped, grouped], 1)
-    weights = torch.rand(3, mixer.heads)
+    given, options = mamba2_inputs(mixer, tokens, inputs)
     emissions = len(segments.emissions)
     middle = [torch.full_like(cell.dst_map, -1)] * (emissions - 2)
     targets = torch.cat([cell.dst_map, *middle, cell.src_map])[-emissions:]
-    dt = torch.randn(tokens, mixer.heads + 8).to(inputs)[:, : mixer.heads]
     return cell, plan_paged_scan(
-        cell.arenas.state(cell.layer), cell.src_map, targets, x.view(tokens, mixer.heads, mixer.dim), dt,
-        -weights[0], b.view(tokens, mixer.groups, mixer.size), c.view(tokens, mixer.groups, mixer.size),
-        segments,
-        torch.empty(tokens, mixer.heads, mixer.dim, dtype=inputs),
-        d=weights[1], dt_bias=weights[2], dt_softplus=True,
+        cell.arenas.state(cell.layer), cell.src_map, targets, *given, segments,
+        torch.empty(tokens, mixer.heads, mixer.dim, dtype=inputs), **options,
     )  # fmt: skip
 
 
@@ -310,6 +321,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
         state_sample, FALCON_H1_7B, "S1", BF16, 500
     ),
     "state_update Nemotron-Nano-9B-v2 TP4 S1 fp32": partial(state_sample, NEMOTRON_NANO_9B_TP4, "S1", FP32),
+    "state_update Ling-2.5 S1 fp32, inputs too": partial(state_sample, LING_2_5, "S1", FP32, inputs=FP32),
     "delta_update Qwen3-Next S1 fp32": partial(delta_sample, QWEN3_NEXT, "S1", FP32),
     "delta_update Qwen3-Next S1 bf16": partial(delta_sample, QWEN3_NEXT, "S1", BF16),
     "delta_update Qwen3-Next S0 fp32": partial(delta_sample, QWEN3_NEXT, "S0", FP32),
@@ -329,6 +341,12 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "paged_conv Falcon-H1-7B S1 fp32": partial(paged_conv_sample, FALCON_H1_7B, "S1", FP32, False),
     "paged_scan Falcon-H1-7B TP8 S1 bf16": partial(scan_sample, FALCON_H1_7B_TP8, "S1", BF16),
     "paged_scan Nemotron-Nano-9B-v2 TP8 S1 fp32": partial(scan_sample, NEMOTRON_NANO_9B_TP8, "S1", FP32),
+    "paged_scan Ling-2.5 TP8, own states, inputs fp32": partial(
+        scan_sample, LING_2_5_TP8, "S1", FP32, FP32, part=0
+    ),
+    "paged_scan Ling-2.5 TP8 S1 fp32, states, inputs fp32": partial(
+        scan_sample, LING_2_5_TP8, "S1", FP32, FP32, part=1
+    ),
     "paged_scan Falcon-H1-7B TP8, own states": partial(scan_sample, FALCON_H1_7B_TP8, "S1", FP32, part=0),
     "paged_scan Falcon-H1-7B TP8, own states, inputs fp32": partial(
         scan_sample, FALCON_H1_7B_TP8, "S1", FP32, FP32, part=0

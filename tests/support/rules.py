@@ -1,8 +1,8 @@
-"""The two recurrences by one face: inputs, Triton kernels of a decode step and of a prefill, reference."""
+"""The recurrences by one face: inputs, Triton kernels of a decode step and of a prefill, reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -86,7 +86,45 @@ def _delta_scan(
     return paged_delta_scan(view, src, dst, given, segments)
 
 
+def _draw_lightning(case: Case, tokens: int, dtype: torch.dtype) -> MixerInputs:
+    """As `engine.lightning` hands them over: keys and queries of each head, one 1 for all steps."""
+    drawn = MixerInputs.random(tokens, case.heads, case.heads, case.dim, case.size, dtype, extras=False)
+    return replace(drawn, dt=torch.ones(()).expand(tokens, case.heads))
+
+
+def _lightning_update(
+    view: StateView, src: torch.Tensor, dst: torch.Tensor, given: MixerInputs
+) -> torch.Tensor:
+    from sglang_hybrid.kernels.triton_state_update import state_update
+
+    return state_update(view, src, dst, given.x, given.dt, given.a, given.b, given.c)
+
+
+def _lightning_scan(
+    view: StateView, src: torch.Tensor, dst: torch.Tensor, given: MixerInputs, segments: Segments
+) -> torch.Tensor:
+    from sglang_hybrid.kernels.triton_paged_scan import paged_scan
+
+    return paged_scan(view, src, dst, given.x, given.dt, given.a, given.b, given.c, segments)
+
+
+def _lightning(
+    given: MixerInputs, initial: torch.Tensor, stored: torch.dtype, round_at: Sequence[int] = ()
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """S_t = exp(-slope) S_(t-1) + v_t k_t^T, y_t = S_t q_t, without a step."""
+    state, y, states = initial.double(), [], []
+    for t in range(given.x.shape[0]):
+        v, k, q = (rows[t].double() for rows in (given.x, given.b, given.c))
+        state = given.a.double().exp()[:, None, None] * state + v[:, :, None] * k[:, None]
+        y.append((state * q[:, None]).sum(-1))
+        if t + 1 in round_at:
+            state = state.to(stored).double()
+        states.append(state)
+    return torch.stack(y), states
+
+
 MAMBA2 = Rule(_draw_mamba2, _mamba2_update, _mamba2_scan, scan)
 DELTA = Rule(_draw_delta, _delta_update, _delta_scan, recur)
+LIGHTNING = Rule(_draw_lightning, _lightning_update, _lightning_scan, _lightning)
 KDA = Rule(partial(_draw_delta, decays="channel"), _delta_update, _delta_scan, recur)
 KDA_BOUNDED = Rule(partial(_draw_delta, decays="bounded"), _delta_update, _delta_scan, recur)

@@ -19,7 +19,7 @@ from sglang_hybrid.kernels.segments import Segments, plan_segments
 from tests.support import paged_state
 from tests.support.interpreted import LONG, Check, main, norm_error, poisoned_outputs, same_bytes, tolerance
 from tests.support.paged_state import Pages
-from tests.support.rules import MAMBA2, Rule, on
+from tests.support.rules import LIGHTNING, MAMBA2, Rule, on
 from tests.support.triton_state_update import untouched
 
 BF16 = torch.bfloat16
@@ -275,6 +275,10 @@ def refuses_what_it_cannot_hold(rule: Rule, device: str) -> None:
         assert same_bytes(world.pages.arena, before)
 
 
+LIGHTNING_TOO = ("base: two sequences, four emissions", "rows cut by members", "bf16")
+"""Those that lightning attention repeats, as in `triton_state_update`."""
+
+
 def cases_of(rule: Rule, table: Mapping[str, Case]) -> dict[str, Check]:
     """Cases of a prefill by name."""
     checks: dict[str, Callable[[str], None]] = {
@@ -296,6 +300,8 @@ def cases() -> dict[str, Check]:
         "resume, walked, bf16": partial(resumes_walked, MAMBA2, BF16),
         **{f"planted: {fault}": partial(is_seen, fault, MAMBA2) for fault in FAULTS},
     }
+    repeated = TABLE if LONG else {name: TABLE[name] for name in LIGHTNING_TOO}
+    more |= {f"lightning: {name}": check for name, check in cases_of(LIGHTNING, repeated).items()}
     return cases_of(MAMBA2, TABLE) | more
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.support.interpreted import LONG, Check, main, norm_error, poisoned_outputs, same_bytes, tolerance
 from tests.support.paged_state import Case, Pages, state_of
 from tests.support.recurrence import scan
-from tests.support.rules import MAMBA2, Inputs, Rule, on
+from tests.support.rules import LIGHTNING, MAMBA2, Inputs, Rule, on
 
 BASE = Case(batch=2, heads=4, groups=2, dim=8, size=16, rows_per_page=16)
 BF16 = torch.bfloat16
@@ -185,6 +185,10 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
+LIGHTNING_TOO = ("base: two members of two heads", "heads cut by members", "bf16")
+"""Those that lightning attention repeats: it is a Mamba2 of one step for all tokens and a group a head."""
+
+
 def cases_of(rule: Rule, table: Mapping[str, Case]) -> dict[str, Check]:
     """Cases of a decode step by name."""
     checks: dict[str, Callable[[str], None]] = {
@@ -201,6 +205,8 @@ def cases() -> dict[str, Check]:
     table = cases_of(MAMBA2, TABLE)
     table |= {name: partial(equals_the_torch_route, options) for name, options in OPTIONS.items()}
     table["small steps"] = small_steps_survive
+    repeated = TABLE if LONG else {name: TABLE[name] for name in LIGHTNING_TOO}
+    table |= {f"lightning: {name}": check for name, check in cases_of(LIGHTNING, repeated).items()}
     return table
 
 
