@@ -16,7 +16,15 @@ from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 from sglang_hybrid.engine.seams import check_replaced
-from sglang_hybrid.platforms import gdn_ops, host_memory, kda_ops, moe_ops, snapshot_ops, stock_ops
+from sglang_hybrid.platforms import (
+    gdn_ops,
+    host_memory,
+    kda_ops,
+    lightning_ops,
+    moe_ops,
+    snapshot_ops,
+    stock_ops,
+)
 
 TRITON_LORA = "csgmv"
 """SGLang's default for `--lora-backend`, a Triton kernel."""
@@ -100,6 +108,7 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         stock_ops.install()
         gdn_ops.install()
         kda_ops.install()
+        lightning_ops.install()
         snapshot_ops.install()
         host_memory.install()
         moe_ops.install()

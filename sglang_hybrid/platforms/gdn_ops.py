@@ -148,14 +148,18 @@ def rms_norm_gated(
     is_rms_norm: bool = False,
     activation: str = "swish",
 ) -> torch.Tensor:
-    """Norm of the last dimension, then the gate: `x` and `z` [T, V] -> [T, V] in x's dtype."""
-    if z is None or bias is not None or group_size is not None or not (norm_before_gate and is_rms_norm):
-        raise KernelError("the norm serves Qwen3.5 only: needs a gate behind an RMS norm, no bias, no groups")
-    if activation not in ("swish", "silu"):
-        raise KernelError(f"activation is {activation!r}, needs 'swish' or 'silu'")
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return (normed * silu(z.reshape(x.shape).float())).to(x.dtype)
+    """Norm of the last dimension, or of groups of `group_size` of it, then the gate `z` where there is one:
+    `x` and `z` [..., V] -> the same in x's dtype."""
+    if bias is not None or not (norm_before_gate and is_rms_norm):
+        raise KernelError("the norm is an RMS norm in front of its gate on this platform, and has no bias")
+    if activation not in ("swish", "silu", "sigmoid"):
+        raise KernelError(f"activation is {activation!r}, needs 'swish', 'silu' or 'sigmoid'")
+    wide = x.float().reshape(*x.shape[:-1], -1, group_size or x.shape[-1])
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).flatten(-2) * weight.float()
+    if z is not None:
+        gate = z.reshape(x.shape).float()
+        normed = normed * (torch.sigmoid(gate) if activation == "sigmoid" else silu(gate))
+    return normed.to(x.dtype)
 
 
 def fused_sigmoid_mul(

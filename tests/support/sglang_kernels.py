@@ -7,8 +7,10 @@ behind a sequence's end.  So whatever they read beyond their tokens shows, as do
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -239,6 +241,57 @@ def page_tables(memory: str, device: str) -> None:
     assert last.tolist() == [int(slots[-1]) for slots in arena.slots]
 
 
+def lightning(lengths: tuple[int, ...], device: str) -> None:
+    """`seg_la_fwd`, prefill or decode, and our torch function in its place on a CPU: the same outputs, the
+    same states in the same slots.  The first sequence begins where it has more than one token, the others go
+    on; the third has no slot."""
+    from sglang.kernels.ops.attention.linear.seg_la import SegLaMeta, seg_la_fwd
+
+    from sglang_hybrid.platforms import lightning_ops
+
+    torch.manual_seed(2)
+    heads, dim, tokens = 2, 128, sum(lengths)
+    q, k, v = (torch.randn(tokens, heads, dim, device=device) for _ in range(3))
+    pool = torch.randn(5, heads, dim, dim, device=device)
+    slopes = torch.tensor([0.25, 0.01], device=device).view(heads, 1, 1)
+    begun = [int(length == 1 or index > 0) for index, length in enumerate(lengths)]
+    starts = ints([0, *lengths], device, torch.int32).cumsum(0).int()
+    meta = SegLaMeta(
+        batch_size=len(lengths), max_q_length=None, q_offsets=starts, q_lengths=starts.diff(),
+        s_offsets=ints([3, 1, -1][: len(lengths)], device, torch.int32), s_scales=ints(begun, device),
+    )  # fmt: skip
+    theirs, ours = pool.clone(), pool.clone()
+    want = seg_la_fwd(q, k, v, theirs, slopes, meta, softmax_scale=0.3)
+    got = lightning_ops.seg_la_fwd(q, k, v, ours, slopes, meta, softmax_scale=0.3)
+    placed = sum(lengths[:2])
+    assert norm_error(got[:placed], want[:placed]) < tolerance(torch.float32)
+    assert norm_error(ours, theirs) < tolerance(torch.float32)
+    assert torch.equal(ours[[0, 2, 4]], pool[[0, 2, 4]]) and not torch.equal(ours, pool)
+
+
+def normed(gated: bool, device: str) -> None:
+    """`layernorm_fn` as Ling calls it: of heads under a sigmoid, and of queries and keys."""
+    from sglang.kernels.ops.attention.fla import layernorm_gated
+
+    from sglang_hybrid.platforms import gdn_ops
+
+    torch.manual_seed(3)
+    x, gate = torch.randn(5, 96, device=device), torch.randn(5, 96, device=device) if gated else None
+    given: dict[str, Any] = {
+        "z": gate, "eps": 1e-5, "group_size": 24 if gated else None, "is_rms_norm": True,
+        "activation": "sigmoid" if gated else "swish",
+    }  # fmt: skip
+    weight = torch.randn(96, device=device)
+    # Around its kernel it asks the GPU.
+    with (
+        mock.patch.object(layernorm_gated, "_get_sm_count", return_value=2),
+        mock.patch.object(layernorm_gated, "device_context", return_value=nullcontext()),
+    ):
+        want = layernorm_gated.layernorm_fn(x, weight, None, **given)
+    got = gdn_ops.rms_norm_gated(x=x, weight=weight, bias=None, **given)
+    assert norm_error(got, want) < tolerance(torch.float32)
+
+
 def cases() -> dict[str, Check]:
     """All cases by name.  No bf16: the interpreter multiplies such operands of a dot as integers."""
     dtypes = {"fp32": torch.float32, "fp16": torch.float16}
@@ -250,6 +303,12 @@ def cases() -> dict[str, Check]:
                 table[f"extend {memory} {name}"] = partial(extends, memory, dtype)
         if memory != "S0":  # which fa3 is refused for
             table[f"page tables {memory}"] = partial(page_tables, memory)
+    table |= {
+        "lightning attention, prefill": partial(lightning, (40, 33, 5)),
+        "lightning attention, decode": partial(lightning, (1, 1, 1)),
+        "norm of heads under a sigmoid": partial(normed, True),
+        "norm without a gate": partial(normed, False),
+    }
     return table | {"a row too many": sees_a_row_too_many}
 
 
