@@ -139,6 +139,9 @@ def test_falcon_layer_has_the_geometry_of_the_real_one() -> None:
         ({"family": "qwen3.5", "attention_every": 6}, "every 6th of 5 layers"),
         ({"family": "granite-4", "head_dim": 128}, "4 x 128, 256"),
         ({"family": "kimi-linear", "ssm_state": 32}, "square states"),
+        ({"family": "ling-2.5", "ssm_state": 32}, "square states"),
+        ({"family": "ling-2.5", "ssm_heads": 8}, "8 and 4 for 4 heads"),
+        ({"family": "ling-2.5", "layers": 5}, "5 layers in groups of 3"),
         ({"family": "lfm2", "head_dim": 128}, "4 x 128 and 256"),
         ({"family": "lfm2-moe", "attention_every": 0}, "layers of a Liquid LFM2 are attention or recurrent"),
         ({"vocab": 200}, "vocabulary of 200"),
@@ -171,6 +174,39 @@ def test_kimi_linear_has_the_page_of_the_others() -> None:
     assert 16 * row == 32 << 10 and 2 * shape.ssm_width * shape.ssm_state * 4 <= 16 * row
     assert 8 * row // (shape.ssm_state * 4) == 170 and shape.ssm_width < 170 < 2 * shape.ssm_width
     assert 2 * 3 * shape.ssm_width * (shape.conv_width - 1) * 4 <= 16 * row // 4
+
+
+def test_ling_has_the_page_of_the_others() -> None:
+    """The proportions that `LING_2_5` promises: those of Kimi-Linear without a conv line."""
+    shape, kimi = demo_family("ling-2.5").shape, demo_family("kimi-linear").shape
+    assert (shape.ssm_width, shape.ssm_state) == (kimi.ssm_width, kimi.ssm_state)
+    assert shape.attention == (False, False, True) * 2
+
+
+def test_a_family_without_a_class_of_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its memory is measured with the reference of the tests: what was said 200 tokens ago still shows, where
+    attention says nothing."""
+    from tests.support.ling import Ling
+
+    parser = argparse.ArgumentParser()
+    demo_model.add_parser(parser.add_subparsers())
+    given = ["demo-model", str(tmp_path), "--family", "ling-2.5", "--vocab", "512", "--context", "4096"]
+    assert demo_model.run(parser.parse_args(given)) == 0
+    assert "not measured: transformers has no class of this family" in capsys.readouterr().out
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["BailingMoeV2_5ForCausalLM"] and config["dtype"] == "float32"
+    assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == 2
+    model = Ling(tmp_path)
+    model.weights = {
+        name: torch.zeros_like(weight) if name.endswith("kv_b_proj.weight") else weight
+        for name, weight in model.weights.items()
+    }
+    ids = torch.randint(5, 512, (201,), generator=torch.Generator().manual_seed(0)).tolist()
+    changed = [ids[0] + 1 if ids[0] < 511 else 5, *ids[1:]]
+    said, other = (model(one)[-1].log_softmax(-1) for one in (ids, changed))
+    assert float((said - other).abs().max()) > 0.05
 
 
 def test_short_convolutions_fill_an_eighth_of_a_page() -> None:

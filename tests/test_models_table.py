@@ -29,7 +29,7 @@ KINDS = {
 MUST_SERVE = KINDS["mamba2"] | KINDS["gated-delta"] | KINDS["short-conv"]
 """The others have latent KV, which may be served too."""
 UNTESTED = {
-    *("lfm2.5-vl-1.6b", "kimi-k3", "ling-3.0-flash", "ling-2.6-flash"),
+    *("lfm2.5-vl-1.6b", "kimi-k3", "ling-3.0-flash"),
 }
 """Served, and served by no end-to-end test: a start warns."""
 

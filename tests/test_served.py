@@ -26,15 +26,12 @@ NEXT: dict[str, Any] = {
     "mlp_only_layers": [],
     "rope_parameters": None,
 }
-LIGHTNING: dict[str, Any] = {
-    "model_type": "bailing_hybrid",
+SALA: dict[str, Any] = {
+    "model_type": "minicpm_sala",
     "num_hidden_layers": 4,
-    "layer_group_size": 4,
-    "kv_lora_rank": 64,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+    "num_attention_heads": 4,
+    "mixer_types": ["lightning", "attention"],
 }
 
 
@@ -48,7 +45,7 @@ LIGHTNING: dict[str, Any] = {
             "AttentionArch|no recurrent layers|SSM rows",
         ),
         ("Gemma2ForCausalLM", {"model_type": "gemma2", "sliding_window": 64}, "no recurrent layers"),
-        ("BailingMoeV2_5ForCausalLM", LIGHTNING, "LightningAttentionBackend, which has no adapter"),
+        ("MiniCPMSALAForCausalLM", SALA, "keeps MHA rows, and beside lightning layers only MLA rows"),
         ("JetNemotronForCausalLM", NEXT, "read and write SGLang's pool themselves"),
     ],
 )
@@ -59,6 +56,23 @@ def test_a_model_that_is_not_served_is_named_with_the_reason(
     assert f"--hybrid-mem S1 does not serve {architecture}" in said
     assert any(part in said for part in reason.split("|"))
     assert "falcon-h1" in said
+
+
+def test_recurrent_layers_without_an_adapter_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(models.KINDS, "lightning")
+    model = write_config(tmp_path, "BailingMoeV2_5ForCausalLM", family=demo_family("ling-2.5"))
+    said = refusal("--model-path", model, *ON)
+    assert "--hybrid-mem S1 does not serve BailingMoeV2_5ForCausalLM" in said
+    assert "LightningAttentionBackend, which has no adapter" in said
+
+
+def test_s2_is_refused_where_no_conv_line_is_kept(tmp_path: Path) -> None:
+    """With nothing to pack it would be S1."""
+    model = write_config(tmp_path, "BailingMoeV2_5ForCausalLM", family=demo_family("ling-2.5"))
+    said = refusal("--model-path", model, "--hybrid-mem", "S2", "--hybrid-grid", "16")
+    assert "S2 packs conv states and this model keeps none: use --hybrid-mem S1" in said
 
 
 def test_an_untested_architecture_starts_with_one_warning(

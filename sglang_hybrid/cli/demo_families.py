@@ -16,17 +16,21 @@ EXPERTS, CHOSEN = 4, 2
 KV_RANK, KV_ROPE = 448, 64
 """Elements of a latent row, and of the part beside it that only keys have: 2 KiB a token in fp32."""
 
+QUERY_RANK = 48
+"""Elements of the row that a Ling's queries come from."""
+
 
 @dataclass(frozen=True)
 class DemoFamily:
-    """`model`: the class of transformers, `model_type` its name in config.json, `config` other fields of
-    config.json for a shape, `weights` (`module:function`, see `demo_weights`) its random weights.  `on_disk`:
-    (part of a weight's name as transformers writes it, as SGLang reads it), where the two differ.
+    """`model`: the class of transformers (None: it has none), `model_type` its name in config.json, `config`
+    other fields of config.json for a shape, `weights` (`module:function`, see `demo_weights`) its random
+    weights.  `on_disk`: (part of a weight's name as transformers writes it, as SGLang reads it), where the
+    two differ.
 
     `config` raises ValueError for a shape that the family cannot have.
     """
 
-    model: str
+    model: str | None
     model_type: str
     shape: DemoShape
     config: Callable[[DemoShape], dict[str, Any]]
@@ -194,6 +198,47 @@ def kimi_config(shape: DemoShape) -> dict[str, Any]:
     }
 
 
+def ling_config(shape: DemoShape) -> dict[str, Any]:
+    """Fields of SGLang's `BailingHybridConfig` as Ling-2.5 sets them, without experts.
+
+    Attention and recurrent layers have the same heads; `head_dim` of the file is that of the recurrent ones.
+    The decay of a head is no weight: it follows from the number of heads and layers.
+    """
+    need_separate(shape, "Ling-2.5")
+    if shape.layers % shape.attention_every:
+        raise ValueError(
+            f"a Ling-2.5 has whole groups of layers, this one {shape.layers} layers in groups of "
+            f"{shape.attention_every}"
+        )
+    if shape.ssm_head_dim != shape.ssm_state or {shape.ssm_heads, shape.ssm_groups} != {shape.heads}:
+        raise ValueError(
+            f"a Ling-2.5 has square states and as many recurrent heads and groups as attention heads, this "
+            f"one {shape.ssm_head_dim} x {shape.ssm_state}, {shape.ssm_heads} and {shape.ssm_groups} for "
+            f"{shape.heads} heads"
+        )
+    return common_config(shape) | {
+        "head_dim": shape.ssm_head_dim,
+        "layer_group_size": shape.attention_every,
+        "group_norm_size": shape.heads,
+        "linear_silu": True,
+        "use_qk_norm": True,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10_000.0,
+        "rope_interleave": True,
+        "kv_lora_rank": KV_RANK,
+        "q_lora_rank": QUERY_RANK,
+        "qk_rope_head_dim": KV_ROPE,
+        "qk_nope_head_dim": shape.head_dim,
+        "v_head_dim": shape.head_dim,
+        "num_experts": EXPERTS,
+        "num_shared_experts": 0,
+        "num_experts_per_tok": CHOSEN,
+        "first_k_dense_replace": shape.layers,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+    }
+
+
 def lfm2_config(shape: DemoShape) -> dict[str, Any]:
     """Fields of `Lfm2Config` of transformers and of SGLang.  A short convolution has as many channels as the
     residual stream; there is no other recurrent state, so the fields of one are not used."""
@@ -292,6 +337,25 @@ KIMI_LINEAR = DemoFamily(
     kimi_config,
     "sglang_hybrid.cli.demo_kimi:kimi_weights",
     on_disk=((".block_sparse_moe.", ".mlp."),),
+)
+# The same page, and no conv line.  A checkpoint is two stripes of 96 rows, cut at row 170 at a grid of 8.
+LING_2_5 = DemoFamily(
+    None,
+    "bailing_hybrid",
+    DemoShape(
+        layers=6,
+        attention_every=3,
+        hidden=128,
+        heads=4,
+        kv_heads=4,
+        head_dim=32,
+        ssm_heads=4,
+        ssm_head_dim=24,
+        ssm_groups=4,
+        ssm_state=24,
+    ),
+    ling_config,
+    "sglang_hybrid.cli.demo_ling:ling_weights",
 )
 LFM2_SHAPE = DemoShape(
     layers=5, attention_every=2, hidden=256, heads=4, kv_heads=4, head_dim=64, conv_width=3

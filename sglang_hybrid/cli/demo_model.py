@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_hybrid import models
 from sglang_hybrid.cli.demo_families import demo_family, demo_names
 from sglang_hybrid.cli.demo_shape import DemoShape
 
@@ -62,6 +63,7 @@ def write_demo_model(
     """
     import torch
     import transformers
+    from safetensors.torch import save_file
 
     from sglang_hybrid.cli.demo_tokenizer import FIRST_NAMED, MARKS, SPECIALS, build_tokenizer
 
@@ -69,23 +71,32 @@ def write_demo_model(
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"dtype is {dtype!r}, needs 'float32', 'bfloat16' or 'float16'")
     shape = replace(shape or made.shape, **sizes)
-    model_class = getattr(transformers, made.model)
     specials = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": SPECIALS.index("<eos>")}
     config = made.config(shape)
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
-    with torch.device("meta"):
-        model = model_class(model_class.config_class(**config, **specials, dtype=dtype))
     weights = pkgutil.resolve_name(made.weights)(shape, seed, FIRST_NAMED, logit_std)
-    # assign: the meta parameters take over these tensors; a missing or surplus name raises.
-    model.load_state_dict(weights, assign=True, strict=True)
-    model.to(getattr(torch, dtype))
-    model.generation_config = transformers.GenerationConfig(do_sample=False, **specials)
-    model.save_pretrained(path)
+    generation = transformers.GenerationConfig(do_sample=False, **specials)
+    file, weights_file = path / "config.json", path / "model.safetensors"
+    if made.model is None:
+        cast = {name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()}
+        save_file(cast, weights_file, metadata={"format": "pt"})
+        generation.save_pretrained(path)
+        architectures = models.FAMILIES[family].architectures[:1]
+        named = {"architectures": architectures, "model_type": made.model_type, "dtype": dtype}
+        file.write_text(json.dumps(named | specials))
+    else:
+        model_class = getattr(transformers, made.model)
+        with torch.device("meta"):
+            model = model_class(model_class.config_class(**config, **specials, dtype=dtype))
+        # assign: the meta parameters take over these tensors; a missing or surplus name raises.
+        model.load_state_dict(weights, assign=True, strict=True)
+        model.to(getattr(torch, dtype))
+        model.generation_config = generation
+        model.save_pretrained(path)
     if made.on_disk:
-        _rename_weights(path / "model.safetensors", made.on_disk)
+        _rename_weights(weights_file, made.on_disk)
     # transformers leaves out what equals its own defaults, and SGLang's differ.
-    file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config, indent=2, sort_keys=True) + "\n")
     pictures = config.get("vision_config")
     build_tokenizer(shape.vocab, shape.context, MARKS if pictures else ()).save_pretrained(path)
@@ -177,7 +188,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang-hybrid demo-model: {error}", file=sys.stderr)
         return 2
     print(f"wrote {path}")
-    if not args.no_measure:
+    if demo_family(args.family).model is None:
+        print("not measured: transformers has no class of this family")
+    elif not args.no_measure:
         from sglang_hybrid.cli.demo_measure import measure
 
         for line in measure(str(path)).lines():

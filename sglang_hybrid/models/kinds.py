@@ -108,3 +108,14 @@ KDA = add_kind(
         dims=time_first,
     )
 )
+LIGHTNING = add_kind(
+    RecurrentKind(
+        name="lightning",
+        backend="sglang.srt.layers.attention.linear.lightning_backend:LightningAttentionBackend",
+        adapter="sglang_hybrid.engine.lightning:HybridLightningBackend",
+        layers=("sglang.srt.models.bailing_moe_linear:BailingMoELinearAttention",),
+        step="state_update",
+        scan="paged_scan",
+        attention=("MLA",),
+    )
+)

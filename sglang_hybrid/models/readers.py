@@ -156,6 +156,7 @@ def bailing_hybrid(fields: Fields) -> HybridShape:
     kda = fields.has("short_conv_kernel_size")
     rope = 0 if fields.values.get("use_mla_nope") else fields.whole("qk_rope_head_dim", default=64)
     attention = tuple(range(step - 1, count, step))
+    own = heads if kda else fields.whole("num_linear_key_value_heads", default=heads)
     return HybridShape(
         fields.family,
         "kda" if kda else "lightning",
@@ -164,7 +165,7 @@ def bailing_hybrid(fields: Fields) -> HybridShape:
         heads,
         1,
         fields.whole("kv_lora_rank", default=512) + rope,
-        heads,
+        own,
         dim,
         dim,
         channels=3 * heads * dim if kda else 0,

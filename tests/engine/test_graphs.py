@@ -17,7 +17,7 @@ from tests.support.witness import Witness
 RECORDED = (
     *("graphs", "graphs-s0", "graphs-s2", "graphs-d0"),
     *("granite-s1", "granite-s2", "granite-d0", "qwen-s1", "qwen-s2", "qwen-d0"),
-    *("lfm2-s2", "kimi-s1"),
+    *("lfm2-s2", "kimi-s1", "ling-s1"),
 )
 
 

@@ -11,6 +11,7 @@ FAMILIES = (
     *("granite-s1", "granite-s2", "granite-d0", "qwen-s1", "qwen-s2", "qwen-d0"),
     *("lfm2-s2", "lfm2-s0", "lfm2-s1", "lfm2-d0"),
     *("kimi-s1", "kimi-s0", "kimi-s2", "kimi-d0"),
+    *("ling-s1", "ling-s0", "ling-d0"),
 )
 OTHERS = ("s0", "s2", "d0", *FAMILIES, *SAME_KINDS)
 

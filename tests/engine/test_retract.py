@@ -12,6 +12,7 @@ PROMPTS = (T(1, 19), T(2, 25), T(3, 33), T(4, 40))
     *("forced-retract", "granite-s2", "qwen-s2", "s0-small", "s2-small", "d0-small"),
     *("lfm2-s2", "lfm2-s0", "lfm2-s1", "lfm2-d0"),
     *("kimi-s1", "kimi-s2", "kimi-s0", "kimi-d0"),
+    *("ling-s1", "ling-s0", "ling-d0"),
     *RETRACTED,
 )
 def test_retracted_requests_equal_cold(witness: Witness) -> None:

@@ -28,6 +28,8 @@ class StateBytes:
     ssm_rows: int
     ssm_row: int
     conv: int
+    conv_pages: int = 1
+    """S1 pages of its conv line: none where a family has none."""
 
     @classmethod
     def of(cls, model_dir: Path) -> "StateBytes":
@@ -36,6 +38,9 @@ class StateBytes:
         config = config.get("text_config", config)
         blocks = config.get("layers_block_type") or ()
         kinds = config.get("layer_types") or [one for one in blocks if one in ("mamba", "attention")]
+        group = config.get("layer_group_size", 0)
+        if group:
+            kinds = [*["mamba"] * (group - 1), "attention"] * (config["num_hidden_layers"] // group)
         # Without kinds every layer has both halves.
         layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds or ())
         layers = layers if kinds else config["num_hidden_layers"]
@@ -48,7 +53,7 @@ class StateBytes:
         # A short convolution keeps its window and nothing else.
         heads, rows, row = (config[name] for name in names) if names else (0, 0, 0)
         stripes = -(-recurrent // layers)
-        # Of Mamba2, short convolutions and KDA; nobody asks for another family's yet.
+        # Of Mamba2, short convolutions, KDA and (none) lightning attention; nobody asks for another's yet.
         channels = heads * rows + 2 * config.get("mamba_n_groups", 0) * row
         window = config.get("mamba_d_conv", 1) - 1
         if "conv_L_cache" in config:
@@ -56,12 +61,16 @@ class StateBytes:
         if delta := config.get("linear_attn_config"):
             heads, rows = delta["num_heads"], delta["head_dim"]
             row, channels, window = rows, 3 * heads * rows, delta["short_conv_kernel_size"] - 1
+        if group:
+            heads, rows = config["num_attention_heads"], config["head_dim"]
+            row, channels = rows, 0
         return cls(
             layers=layers,
             kv_row=elements * FP32,
             ssm_rows=stripes * heads * rows,
             ssm_row=row * FP32,
             conv=stripes * channels * window * FP32,
+            conv_pages=0 if group else 1,
         )
 
     @property
@@ -76,7 +85,7 @@ class StateBytes:
     def w(self, grid: int) -> int:
         """S1 pages of one complete recurrent state: its SSM member pages and its conv page."""
         members = -(-self.ssm_rows // (self.page(grid) // self.ssm_row)) if self.ssm_rows else 0
-        return members + 1
+        return members + self.conv_pages
 
     def pages(self, grid: int, tokens: int, spare: int, running: int) -> int:
         """Pages for K tokens, `spare` checkpoints and R live states (docs/cases.md: K, spare, R)."""

@@ -215,6 +215,27 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 ("d0", 48, 32, ()),
             )
         ),
+        # No conv line, which S2 refuses; latent KV and Mamba2's recurrence with a decay that no weight sets.
+        *(
+            ServerConfig(
+                f"ling-{name}",
+                organization=name.upper(),
+                grid=grid,
+                model="ling",
+                memory=Memory(tokens=2048, spare=32),
+                chunk=chunk,
+                context=1024,
+                graphs=True,
+                flags=flags,
+                env=RETRACT,
+                long=name != "s1",
+            )
+            for name, grid, chunk, flags in (
+                ("s1", 8, 20, ("--enable-mixed-chunk",)),
+                ("s0", 16, 12, ()),
+                ("d0", 48, 32, ()),
+            )
+        ),
         # Families of the same kinds of layers: each in one organization, in turn; the others are long.
         *(
             ServerConfig(
@@ -265,6 +286,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "granite": {"family": "granite-4", "vocab": 512, "context": 4096},
     "qwen": {"family": "qwen3.5", "vocab": 512, "context": 4096},
     "kimi": {"family": "kimi-linear", "vocab": 512, "context": 4096},
+    "ling": {"family": "ling-2.5", "vocab": 512, "context": 4096},
     "lfm2": {"family": "lfm2", "vocab": 512, "context": 4096},
     "lfm2-moe": {"family": "lfm2-moe", "vocab": 512, "context": 4096},
     **{
