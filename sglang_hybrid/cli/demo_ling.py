@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from sglang_hybrid.cli.demo_families import KV_RANK, KV_ROPE, QUERY_RANK
+from sglang_hybrid.cli.demo_moe import EXPERTS
 from sglang_hybrid.cli.demo_parts import SMALL, checkpoint, mlp, normal, prefixed
 from sglang_hybrid.cli.demo_shape import DemoShape
 
@@ -53,10 +55,44 @@ def ling_layer(shape: DemoShape, layer: int, generator: torch.Generator) -> dict
     )
 
 
+def _experts(shape: DemoShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Routed experts, half as wide as the MLP, and a shared one."""
+    half = replace(shape, intermediate=shape.intermediate // 2)
+    weights = {
+        "gate.weight": normal((2 * EXPERTS, shape.hidden), 1 / math.sqrt(shape.hidden), generator),
+        "gate.expert_bias": normal((2 * EXPERTS,), 0.1, generator),
+        **prefixed("shared_experts", mlp(half, generator)),
+    }
+    for expert in range(2 * EXPERTS):
+        weights |= prefixed(f"experts.{expert}", mlp(half, generator))
+    return weights
+
+
+def ling_moe_layer(shape: DemoShape, layer: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The same with experts, which the first layer has not."""
+    weights = ling_layer(shape, layer, generator)
+    if layer == 0:
+        return weights
+    dense = [name for name in weights if name.startswith("mlp.")]
+    for name in dense:
+        del weights[name]
+    return weights | prefixed("mlp", _experts(shape, generator))
+
+
 def ling_weights(
     shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0
 ) -> dict[str, torch.Tensor]:
     """All weights of a Ling-2.5 without experts; see `checkpoint`."""
-    weights = checkpoint(shape, ling_layer, seed, silent, logit_std)
+    return _renamed(checkpoint(shape, ling_layer, seed, silent, logit_std))
+
+
+def ling_moe_weights(
+    shape: DemoShape, seed: int, silent: int, logit_std: float = 10.0
+) -> dict[str, torch.Tensor]:
+    """All weights of a Ling-2.5 with experts; see `checkpoint`."""
+    return _renamed(checkpoint(shape, ling_moe_layer, seed, silent, logit_std))
+
+
+def _renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     weights["model.word_embeddings.weight"] = weights.pop("model.embed_tokens.weight")
     return weights

@@ -7,10 +7,12 @@ from typing import Any
 
 from sglang_hybrid.cli.demo_families import (
     GRANITE_4,
+    LING_2_5,
     QWEN3_5,
     DemoFamily,
     common_config,
     granite_config,
+    ling_config,
     need_separate,
     qwen_config,
 )
@@ -20,7 +22,7 @@ EXPERTS, CHOSEN = 4, 2
 """Experts of a layer, and how many of them a token goes to; each is half as wide as the MLP."""
 
 FACTOR = 2.5
-"""What Nemotron multiplies its routed experts by."""
+"""What Nemotron and Ling multiply their routed experts by."""
 
 _WEIGHTS = "sglang_hybrid.cli.demo_moe_weights:"
 
@@ -155,6 +157,25 @@ def nemotron_moe_config(shape: DemoShape) -> dict[str, Any]:
     }
 
 
+def ling_moe_config(shape: DemoShape) -> dict[str, Any]:
+    """As a Ling-2.5, with experts in all layers but the first: those of a token come from half of the groups,
+    chosen with a bias that their weights do not have."""
+    return ling_config(shape) | {
+        "first_k_dense_replace": 1,
+        "num_experts": 2 * EXPERTS,
+        "n_group": EXPERTS,
+        "topk_group": EXPERTS // 2,
+        "num_experts_per_tok": CHOSEN,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": shape.intermediate // 2,
+        "moe_router_enable_expert_bias": True,
+        "score_function": "sigmoid",
+        "norm_topk_prob": True,
+        "router_dtype": "fp32",
+        "routed_scaling_factor": FACTOR,
+    }
+
+
 GRANITE_4_MOE = replace(GRANITE_4, config=granite_moe_config, weights=_WEIGHTS + "granite_moe_weights")
 QWEN3_5_MOE = DemoFamily(
     "Qwen3_5MoeForCausalLM",
@@ -176,6 +197,9 @@ QWEN3_5_VL_MOE = DemoFamily(
     QWEN3_5.shape,
     qwen_vl_moe_config,
     _WEIGHTS + "qwen_vl_moe_weights",
+)
+LING_2_5_MOE = replace(
+    LING_2_5, config=ling_moe_config, weights="sglang_hybrid.cli.demo_ling:ling_moe_weights"
 )
 QWEN3_NEXT = DemoFamily(
     "Qwen3NextForCausalLM",

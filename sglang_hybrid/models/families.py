@@ -165,6 +165,13 @@ for _family in (
         ("BailingMoeV2_5ForCausalLM",),
         _DEMO + "LING_2_5",
     ),
+    Family(
+        "ling-2.5-moe",
+        ("bailing_hybrid",),
+        readers.bailing_hybrid,
+        ("BailingMoeV2_5ForCausalLM",),
+        _MOE + "LING_2_5_MOE",
+    ),
     Family("lfm2", ("lfm2", "lfm2_vl"), readers.lfm2, ("Lfm2ForCausalLM",), _DEMO + "LFM2"),
     Family("lfm2-moe", ("lfm2_moe",), readers.lfm2, ("Lfm2MoeForCausalLM",), _DEMO + "LFM2_MOE"),
 ):

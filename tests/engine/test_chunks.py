@@ -19,7 +19,6 @@ CHUNKED = (
     "lfm2-s1",
     "kimi-s1",
     "kimi-s0",
-    "ling-s1",
     "ling-s0",
     *SAME_KINDS,
 )

@@ -18,7 +18,7 @@ def logits(model_dir: Path, family: str, ids: list[int]) -> torch.Tensor:
     """[T, vocab] of one sequence in fp32: transformers, or ours where it has no class."""
     from transformers import AutoModelForCausalLM
 
-    if family == "ling":
+    if family.startswith("ling"):
         return Ling(model_dir)(ids)
     reference = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     with torch.no_grad():
@@ -26,7 +26,7 @@ def logits(model_dir: Path, family: str, ids: list[int]) -> torch.Tensor:
     return found
 
 
-@on("granite-s1", "qwen-s1", "lfm2-s2", "lfm2-s1", "kimi-s1", "ling-s1", *SAME_KINDS)
+@on("granite-s1", "qwen-s1", "lfm2-s2", "lfm2-s1", "kimi-s1", "ling-s1", "ling-s0", *SAME_KINDS)
 @pytest.mark.parametrize("length", [100, 7])
 def test_stock_says_what_transformers_says(witness: Witness, park: ServerPark, length: int) -> None:
     """The cold reference itself, teacher-forced in fp32."""

@@ -221,11 +221,11 @@ CONFIGS: Mapping[str, ServerConfig] = {
                 f"ling-{name}",
                 organization=name.upper(),
                 grid=grid,
-                model="ling",
+                model="ling-moe" if name == "s0" else "ling",
                 memory=Memory(tokens=2048, spare=32),
                 chunk=chunk,
                 context=1024,
-                graphs=True,
+                graphs=name != "s0",  # as for LFM2
                 flags=flags,
                 env=RETRACT,
                 long=name != "s1",
@@ -287,6 +287,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "qwen": {"family": "qwen3.5", "vocab": 512, "context": 4096},
     "kimi": {"family": "kimi-linear", "vocab": 512, "context": 4096},
     "ling": {"family": "ling-2.5", "vocab": 512, "context": 4096},
+    "ling-moe": {"family": "ling-2.5-moe", "vocab": 512, "context": 4096},
     "lfm2": {"family": "lfm2", "vocab": 512, "context": 4096},
     "lfm2-moe": {"family": "lfm2-moe", "vocab": 512, "context": 4096},
     **{

@@ -1,4 +1,4 @@
-"""Ling-2.5 without experts in plain torch, from its checkpoint alone: transformers has no class of it.
+"""Ling-2.5 in plain torch, from its checkpoint alone: transformers has no class of it.
 
 Lightning attention is written as a sum over all earlier tokens, latent attention with keys and values of all
 heads: neither has a state, a scan or a latent row.
@@ -41,6 +41,12 @@ def slopes(heads: int, layer: int, layers: int) -> torch.Tensor:
     return steps * (1 - layer / (layers - 1) + 1e-5)
 
 
+def mlp(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Gated by silu."""
+    gate, up, down = (weights[f"{name}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+    return linear(silu(linear(x, gate)) * linear(x, up), down)
+
+
 class Ling:
     """`self(ids)`: logits `[T, vocab]` of one sequence."""
 
@@ -68,9 +74,24 @@ class Ling:
             latent = (layer + 1) % self.config["layer_group_size"] == 0
             x = x + (self.latent(mixer, normed) if latent else self.lightning(mixer, normed, layer))
             normed = rms(x, own["post_attention_layernorm.weight"], self.eps)
-            inner = silu(linear(normed, own["mlp.gate_proj.weight"]))
-            x = x + linear(inner * linear(normed, own["mlp.up_proj.weight"]), own["mlp.down_proj.weight"])
+            x = x + (self.experts(own, normed) if "mlp.gate.weight" in own else mlp(own, "mlp", normed))
         return linear(rms(x, self.weights["model.norm.weight"], self.eps), self.weights["lm_head.weight"])
+
+    def experts(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        """The best experts of the best groups by a biased sigmoid, weighted by that without the bias."""
+        config, bias = self.config, weights["mlp.gate.expert_bias"]
+        scores = linear(x, weights["mlp.gate.weight"]).sigmoid()
+        groups, each = config["n_group"], len(bias) // config["n_group"]
+        biased = (scores + bias).view(-1, groups, each)
+        open_groups = biased.topk(2, -1).values.sum(-1).topk(config["topk_group"], -1).indices
+        closed = torch.ones(len(x), groups, dtype=torch.bool).scatter(1, open_groups, False)
+        biased = biased.masked_fill(closed[..., None], float("-inf")).flatten(1)
+        chosen = biased.topk(config["num_experts_per_tok"], -1).indices
+        part = scores.gather(1, chosen)
+        part = config["routed_scaling_factor"] * part / part.sum(-1, keepdim=True)
+        share = torch.zeros_like(scores).scatter(1, chosen, part)
+        every = torch.stack([mlp(weights, f"mlp.experts.{i}", x) for i in range(len(bias))], 1)
+        return (share[..., None] * every).sum(1) + mlp(weights, "mlp.shared_experts", x)
 
     def lightning(self, weights: Weights, x: torch.Tensor, layer: int) -> torch.Tensor:
         """y_t = sum over s <= t of exp(-slope (t - s)) (q_t . k_s) v_s / sqrt(dim), normed by head, gated."""
