@@ -23,7 +23,11 @@ UNSCALED = "minimax"
 
 
 class HybridLightningBackend(PageMapMetadata, LightningAttentionBackend):
-    """Stock backend with page maps for metadata and the Mamba2 recurrence of a route of `kernels`."""
+    """Stock backend with page maps for metadata and the Mamba2 recurrence of a route of `kernels`.
+
+    With `--kv-cache-dtype` of eight bits stock SGLang rounds the queries of these layers to it, though they
+    keep no KV; this backend does not.
+    """
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
