@@ -1,19 +1,38 @@
 """Published policies against their papers: the exact placement, what eviction weighs, what is admitted."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 
 import pytest
 
 from bench.falcon import organization
-from bench.peers import POLICIES, Policy, first_eviction, flops, marconi, measure, sparse_prefix
+from bench.peers import (
+    BOUND,
+    KNOWS_THE_FUTURE,
+    POLICIES,
+    Policy,
+    first_eviction,
+    flops,
+    marconi,
+    measure,
+    sparse_prefix,
+)
 from bench.peers import served as serve
+from bench.policies.clairvoyant import Clairvoyant, Future
+from bench.policies.few_states import LastStates, PathCap
 from bench.policies.marconi import MarconiEviction, PrefixFlops
+from bench.policies.quick_demotion import QuickDemotion
+from bench.policies.recency import NodeRecency
 from bench.policies.sparse_prefix import best_places
 from bench.trace import Request
-from sglang_hybrid.pools.organization import EITHER
+from sglang_hybrid.pools.organization import EITHER, Checkpoint
+from sglang_hybrid.radix.demand import Kind
+from sglang_hybrid.radix.interfaces import EvictionPolicy
+from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit
+from sglang_hybrid.radix.placement import Branch
 from sglang_hybrid.radix.tree import GridTree
 from sglang_hybrid.simulator.core import Core
 from sglang_hybrid.simulator.keys import key_of
@@ -116,11 +135,80 @@ def test_sparse_placement_learns_where_prompts_part() -> None:
     assert core.memory.live.placement.places(2) == (2,)  # type: ignore[attr-defined]
 
 
+def turns(count: int) -> list[tuple[int, ...]]:
+    """Prompts of a conversation: each repeats the one before it, and three blocks more."""
+    return [tuple(range(1, 4 + 3 * turn)) for turn in range(count)]
+
+
+def test_a_conversation_keeps_its_last_states() -> None:
+    """The boundary where two conversations part is nobody's own."""
+    last = Policy(NodeRecency, partial(LastStates, most=2))
+    assert checkpoints(served(Policy(NodeRecency, Branch), turns(6), pages=1000), 1) == [3, 6, 9, 12, 15, 18]
+    assert checkpoints(served(last, turns(6), pages=1000), 1) == [15, 18]
+    other = [(1, 2, 3, 90, 91), *turns(6)]
+    assert checkpoints(served(last, other, pages=1000), 1) == [3, 5, 15, 18]
+
+
+def test_a_path_has_no_more_states_than_its_cap_but_forks_stay() -> None:
+    cap = Policy(NodeRecency, partial(PathCap, most=2))
+    assert checkpoints(served(cap, turns(6), pages=1000), 1) == [15, 18]
+    assert checkpoints(served(cap, [(1, 2, 3, 90, 91), *turns(6)], pages=1000), 1) == [3, 5, 18]
+
+
+def first_gone(eviction: Callable[[GridTree], EvictionPolicy], prompts: Sequence[Sequence[int]]) -> int:
+    """First block of the path whose state goes first."""
+    core = served(Policy(eviction, Branch), prompts, pages=1000)
+    chosen = core.memory.lifetime.policy.next(EITHER, Limit())
+    assert isinstance(chosen, Checkpoint) and isinstance(chosen.owner, Node)
+    keys = {key_of([(first, 512)], 512): first for first in range(1000)}
+    return keys[chosen.owner.path()[0].key[:8]]
+
+
+def test_who_was_asked_for_once_is_demoted_before_who_was_asked_for_before() -> None:
+    prompts = [(1, 2, 3), (1, 2, 3), (11, 12, 13), (21, 22, 23)]
+    assert first_gone(NodeRecency, prompts) == 1
+    assert first_gone(QuickDemotion, prompts) == 11
+
+
+def test_who_was_demoted_and_comes_back_is_no_newcomer() -> None:
+    core = served(Policy(QuickDemotion, Branch), [(1, 2, 3), (11, 12, 13)], pages=1000)
+    policy = core.memory.lifetime.policy
+    assert isinstance(policy, QuickDemotion) and len(policy.newcomers) == 2
+    assert core.memory.lifetime.evict_next() and len(policy.newcomers) == 1 and len(policy.demoted) == 1
+    (node,) = [one for one in core.memory.tree.nodes() if one.checkpoint is None]
+    checkpoint = core.memory.organization.allocate_checkpoint()
+    assert checkpoint is not None
+    core.memory.tree.offer(node, checkpoint)
+    policy.offered(node, Kind.PROMPT_END)
+    assert len(policy.newcomers) == 1 and not policy.demoted
+
+
+def test_the_clairvoyant_gives_up_what_is_asked_for_last() -> None:
+    prompts = [(1, 2, 3), (11, 12, 13), (21, 22, 23), (11, 12, 13), (1, 2, 3)]
+    requests = [Request(512 * len(ids) + 100, 8, (*ids, -n)) for n, ids in enumerate(prompts, 1)]
+    future = Future(requests)
+    future.now = 3
+    eviction = partial(Clairvoyant, future=future)
+    assert [first_gone(eviction, prompts[:count]) for count in (2, 3)] == [1, 21]
+    future.now = 4
+    assert first_gone(eviction, prompts[:2]) == 11, "nobody will ask for it any more"
+
+
+def test_the_bound_is_above_the_arm_that_knows_the_trace() -> None:
+    chance = random.Random(1)
+    paths = [tuple(range(k, k + 6)) for k in range(0, 120, 10)]
+    requests = [Request(512 * 6 + 100, 8, (*chance.choice(paths), -n)) for n in range(1, 200)]
+    row = measure(requests, budgets=(70,), concurrency=(1,))["running"]["1"]["70"]
+    others = [one["tokens"] for name, one in row.items() if name not in (KNOWS_THE_FUTURE, BOUND)]
+    assert max(others) < row[KNOWS_THE_FUTURE]["tokens"] <= row[BOUND]["tokens"]
+
+
 def test_the_bench_reports_every_policy() -> None:
     chance = random.Random(0)
     turns = [Request(700 + 512 * n % 4000, 90, tuple(range(k, k + 9))) for n in range(9) for k in (0, 20, 40)]
     chance.shuffle(turns)
     answer = measure(turns, budgets=(60,), concurrency=(1, 4))
     for row in (answer["running"][running]["60"] for running in ("1", "4")):
-        assert row.keys() == POLICIES.keys()
+        assert row.keys() == {*POLICIES, BOUND}
         assert all(0 <= one["hit_rate"] <= answer["endless_cache"] for one in row.values())
+    assert answer["ours_at_least_every_peer"] is not bool(answer["ours_is_behind"])

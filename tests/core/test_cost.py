@@ -11,9 +11,11 @@ import pytest
 
 from sglang_hybrid.pools.organization import Need, Organization
 from sglang_hybrid.pools.pages import PageState
+from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.lifetime import Lifetime
 from sglang_hybrid.radix.live import LiveStates
 from sglang_hybrid.radix.live_state import LiveState
+from sglang_hybrid.radix.policy import DEFAULT_POLICY
 from sglang_hybrid.radix.tree import GridTree, Node
 from tests.core.worlds import GRID, NAMES, World
 
@@ -27,11 +29,11 @@ CHAIN = 8
 class Cache:
     """A tree of prompts of `CHAIN` blocks, a checkpoint at every boundary; as good as full."""
 
-    def __init__(self, name: str, pages: int) -> None:
+    def __init__(self, name: str, pages: int, eviction: str = DEFAULT_POLICY.eviction) -> None:
         # D0: two units and one state a block.
         organization = World(name, pages=pages, units=pages * 2 // 3, states=pages // 3).build()
         self.tree = GridTree(organization)
-        self.lifetime = Lifetime(self.tree)
+        self.lifetime = Lifetime(self.tree, EVICTIONS[eviction])
         self.live = LiveStates(self.tree, self.lifetime)
         self.chains = 0
         gc.disable()  # a million objects that stay
@@ -162,11 +164,11 @@ OPERATIONS = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_operation_costs_more_in_a_large_cache(name: str) -> None:
+@pytest.mark.parametrize(("name", "eviction"), [*((name, "demand") for name in NAMES), ("D0", "lru")])
+def test_no_operation_costs_more_in_a_large_cache(name: str, eviction: str) -> None:
     costs = [
         {operation.__name__: instructions(operation, cache) for operation in OPERATIONS}
-        for cache in (Cache(name, SMALL_CACHE), Cache(name, LARGE_CACHE))
+        for cache in (Cache(name, SMALL_CACHE, eviction), Cache(name, LARGE_CACHE, eviction))
     ]
     small, large = costs
     assert min(small.values()) > 0
