@@ -39,7 +39,7 @@ def test_each_order_has_a_server() -> None:
 @on("lru")
 @pytest.mark.parametrize("seed", [1])
 def test_requests_that_run_together(witness: Witness, seed: int) -> None:
-    """Retraction and pins under an order that knows neither."""
+    """They outgrow the memory: some are retracted, and their states are kept for their return."""
     shared = T(950 + seed, 3 * witness.G + 2)
     for wave in range(3):
         prompts = [shared + T(960 + 10 * wave + i, 1 + 7 * i) for i in range(8)]
