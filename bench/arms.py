@@ -16,13 +16,12 @@ from bench.release_order import ReleaseOrder
 from bench.workloads import SharedContexts
 from sglang_hybrid.geometry import (
     DEFAULT_GRID,
+    SCAN_CHUNK,
     UNIT_TOKENS,
     block_bytes,
-    coarse_page_bytes,
-    native_grid,
     whole_rows_bytes,
 )
-from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.factory import ORGANIZATIONS, make_organization
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.interfaces import EvictionPolicy
 from sglang_hybrid.radix.policy import Policy
@@ -130,15 +129,16 @@ def memory(name: str, budget: int, attention_share: float) -> Organization:
     """An empty organization of so many of the source's units, sink pages on top."""
     model = geometry()
     layer = budget * BUDGET_UNIT
-    if name == "D0":
+    kind = ORGANIZATIONS[name]
+    if any(option.splits for option in kind.options):
         unit, state = block_bytes(model, UNIT_TOKENS), whole_rows_bytes(model, model.checkpoint_bytes)
         total = layer + unit + state
         units = int(attention_share * layer) // unit + 1
         # Half a unit more, so that rounding down gives this very number.
         share = (units + 0.5) * unit / total
-        grid = native_grid(model, UNIT_TOKENS, 256)
-        return make_organization("D0", model, grid, total * model.arenas, attention_share=share)
-    page = coarse_page_bytes(model, DEFAULT_GRID) if name == "S0" else block_bytes(model, DEFAULT_GRID)
+        grid = kind.default_grid(model, SCAN_CHUNK)
+        return make_organization(name, model, grid, total * model.arenas, attention_share=share)
+    page = kind.prices(model, DEFAULT_GRID).page_bytes
     return make_organization(name, model, DEFAULT_GRID, (layer + page) * model.arenas)
 
 

@@ -27,7 +27,6 @@ from bench.table import Cell, parser, report, table
 from bench.trace import DEFAULT_TRACE, Request, clairvoyant, load, reuse
 from sglang_hybrid.geometry import DEFAULT_GRID
 from sglang_hybrid.pools.factory import ORGANIZATIONS
-from sglang_hybrid.pools.shared import PackedConv
 from sglang_hybrid.radix.account import Account, account
 from sglang_hybrid.radix.eviction import EVICTIONS
 
@@ -84,8 +83,7 @@ def serve(
         before, begun = begun, len(requests) - len(scheduler.waiting)
         progress.update(begun - before)
         if 4 * SAMPLES * begun > len(requests) * (SAMPLES + 3 * len(samples)):
-            slabs = memory.slabs.occupancy() if isinstance(memory, PackedConv) else 1.0
-            samples.append((memory.checkpoints_cached, slabs, account(memory, tree)))
+            samples.append((memory.checkpoints_cached, memory.slab_occupancy, account(memory, tree)))
     scheduler.core.check_integrity()
     counts = len(samples) or 1
     shares = {

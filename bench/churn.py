@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sglang_hybrid.pools.organization import Checkpoint, Need, Organization
-from sglang_hybrid.pools.shared import PackedConv
 
 BLOCK_TOKENS = 512
 """A composite's attention block, whatever the organization's own grid."""
@@ -47,11 +46,11 @@ class Churn:
         occupied = 0.0
         for _ in range(steps):
             self._grow()
-            occupied += self._occupancy()
+            occupied += self.organization.slab_occupancy
             each()
         composites = self._fill_with_composites()
         self.organization.check_integrity()
-        return Churned(composites, occupied / max(steps, 1), self._occupancy())
+        return Churned(composites, occupied / max(steps, 1), self.organization.slab_occupancy)
 
     def _grow(self) -> None:
         """One more piece for somebody: a checkpoint for about every fourth block."""
@@ -88,6 +87,3 @@ class Churn:
             if not self.holdings:
                 return composites
             self._end(self.holdings.pop())
-
-    def _occupancy(self) -> float:
-        return self.organization.slabs.occupancy() if isinstance(self.organization, PackedConv) else 1.0

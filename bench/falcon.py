@@ -7,10 +7,10 @@ from functools import partial
 
 from bench.trace import Request
 from bench.workloads import of_trace
-from sglang_hybrid.geometry import DEFAULT_GRID, UNIT_TOKENS, ModelGeometry, block_bytes, native_grid
+from sglang_hybrid.geometry import DEFAULT_GRID, SCAN_CHUNK, ModelGeometry, block_bytes
 from sglang_hybrid.models import hybrid_shape
 from sglang_hybrid.models.public import PUBLIC
-from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.factory import default_grid, make_organization
 from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.interfaces import EvictionPolicy, Placement
 from sglang_hybrid.radix.tree import GridTree
@@ -29,16 +29,11 @@ def geometry() -> ModelGeometry:
     return hybrid_shape(CONFIG, MODEL).geometry(1, kv_bytes=2, ssm_bytes=2, conv_bytes=2)
 
 
-def own_grid() -> int:
-    """D0's grid for it."""
-    return native_grid(geometry(), UNIT_TOKENS, 256)
-
-
 def organization(name: str, pages: int) -> Organization:
     """At the bytes of `pages` S2 pages beside the sink."""
     model = geometry()
     budget = (pages + 1) * block_bytes(model, DEFAULT_GRID) * model.arenas
-    return make_organization(name, model, own_grid() if name == "D0" else DEFAULT_GRID, budget)
+    return make_organization(name, model, default_grid(name, model, SCAN_CHUNK), budget)
 
 
 def weights() -> Weights:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from bench.table import Cell, parser, report, table
 from sglang_hybrid.cli.plan import machine_of
+from sglang_hybrid.cli.plan_report import words
 from sglang_hybrid.planner.candidates import Candidate, Machine, choices
 from sglang_hybrid.planner.plan import REQUESTS, TURN_REQUESTS, recommend
 from sglang_hybrid.planner.race import Race
@@ -58,8 +59,8 @@ def judge(machine: Machine, profile: Profile, workers: int) -> dict[str, Any]:
     best = race.ranked([*ranked[:BEST], recommended], BEST_SEEDS)[0]
     excess = race.excess(recommended, best, BEST_SEEDS)
     return {
-        "recommended": recommended._asdict(),
-        "best": best._asdict(),
+        "recommended": recommended.report(),
+        "best": best.report(),
         "place": ranked.index(recommended) + 1,
         "candidates": len(candidates),
         "excess": round(excess.mean, 4),
@@ -88,16 +89,11 @@ def measure(count: int, workers: int) -> dict[str, Any]:
 
 
 def tables(answer: dict[str, Any]) -> None:
-    def words(one: dict[str, Any]) -> str:
-        parts = [one["memory"], str(one["grid"])]
-        parts += [f"share {one['share']:g}"] if one["memory"] == "D0" else []
-        return " ".join([*parts, f"f {one['headroom']:g}", one["checkpoints"]])
-
     rows: list[list[Cell]] = [
         [
             name,
-            words(row["recommended"]),
-            words(row["best"]),
+            words(Candidate.of(**row["recommended"])),
+            words(Candidate.of(**row["best"])),
             f"{100 * row['excess']:+.1f} %",
             f"{100 * row['interval'][0]:+.1f} to {100 * row['interval'][1]:+.1f}",
             f"{100 * row['default_excess']:+.0f} %",

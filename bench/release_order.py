@@ -19,7 +19,6 @@ from typing import Generic, TypeVar
 
 from sglang_hybrid.pools.organization import Checkpoint, Need, Relief
 from sglang_hybrid.pools.pages import PagePool
-from sglang_hybrid.pools.shared import PackedConv, SharedPool
 from sglang_hybrid.radix.interfaces import EvictionPolicy, Victim
 from sglang_hybrid.radix.node import Node
 from sglang_hybrid.radix.order import Limit, tier_of
@@ -148,10 +147,10 @@ class ReleaseOrder(EvictionPolicy):
     def _pages(self, need: Need) -> list[tuple[PagePool, int]]:
         """How many pages of each pool the need takes."""
         organization = self.organization
-        if not isinstance(organization, SharedPool):
+        if len(organization.pools) > 1:
             return [(organization.unit_pool, need.units), (organization.state_pool, need.checkpoints)]
-        count = organization.pages_for(need)
-        if isinstance(organization, PackedConv) and need.checkpoints <= organization.slabs.room:
+        count = need.units + organization.unit_equivalent(need.checkpoints)
+        if need.checkpoints <= organization.line_room:
             count = need.units + need.checkpoints * organization.members
         return [(organization.unit_pool, count)]
 

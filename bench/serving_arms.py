@@ -141,7 +141,8 @@ class Setting:
             args += self.stock_flags
         else:
             args += ["--hybrid-mem", arm.memory, "--hybrid-budget-bytes", str(self.budget_bytes)]
-            args += [] if arm.memory == "D0" else ["--hybrid-grid", str(self.grid)]
+            # One whose grid follows from the model keeps its own.
+            args += ["--hybrid-grid", str(self.grid)] if ORGANIZATIONS[arm.memory].usual_grid else []
         return [*args, *self.flags, *arm.flags, *self.passed]
 
 

@@ -23,6 +23,9 @@ UNIT_TOKENS = 16
 DEFAULT_ATTENTION_SHARE = 0.5
 """Part of D0's budget that attention gets when nobody says otherwise."""
 
+CONV_SLOTS = ("pow2", "tight")
+"""How S2 rounds a conv slot: to the next power of two, or to whole KiB."""
+
 LEAST_PIECES = 2
 """Units and checkpoints that a pool must hold beside its sink, the least that serves a hit: the block that is
 hit and the one that follows, the live state and the checkpoint that it starts from."""
@@ -174,13 +177,13 @@ def coarse_page_bytes(model: ModelGeometry, grid: int) -> int:
     return max(block_bytes(model, grid), whole_rows_bytes(model, model.checkpoint_bytes))
 
 
-def conv_slot_bytes(model: ModelGeometry, *, tight: bool = False) -> int:
-    """Bytes of a packed conv slot: the next power of two that holds a line, or whole KiB when tight.
+def conv_slot_bytes(model: ModelGeometry, slots: str = CONV_SLOTS[0]) -> int:
+    """Bytes of a packed conv slot, by its name in `CONV_SLOTS`.
 
     Lines below 1 KiB, as small test models have, are rounded to a multiple of 64 bytes instead.
     """
     line = max(model.conv_line_bytes, 1)
-    if not tight:
+    if slots != "tight":
         return 1 << (line - 1).bit_length()
     quantum = 1024 if line > 1024 else 64
     return ceil_div(line, quantum) * quantum

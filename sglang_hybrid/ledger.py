@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_hybrid.geometry import (
+    CONV_SLOTS,
     DEFAULT_ATTENTION_SHARE,
     LEAST_PIECES,
     UNIT_TOKENS,
@@ -114,14 +115,16 @@ def most(fits: Callable[[int], bool]) -> int:
 
 
 class Account(ABC):
-    """Prices of one organization for one model and grid.
+    """Prices of one organization for one model and grid; its class names them (`Organization.prices`).
 
-    Construction raises `GeometryError`, as the pool's does, when they do not go together.
+    Construction raises `GeometryError`, as the pool's does, when they do not go together, and takes the
+    organization's own options by the same keywords.
     """
 
-    name: ClassVar[str]
     page_bytes: int
     """An attention page: a block's, D0: a unit's."""
+    conv_slot_bytes: int | None = None
+    """Of a packed conv line; None where lines are not packed."""
 
     def __init__(self, model: ModelGeometry, grid: int) -> None:
         self.model = model
@@ -135,6 +138,10 @@ class Account(ABC):
     @abstractmethod
     def capacity(self, demand: Demand, budget_bytes: int) -> Capacity:
         """What the budget for all arenas becomes, and whether it holds the demand, which wants something."""
+
+    def split(self, demand: Demand, capacity: Capacity) -> dict[str, Any]:
+        """What a report adds where the budget is split between kinds; empty where it is not."""
+        return {}
 
     def useful(self, demand: Demand) -> int:
         """Bytes that the demand would take if everything fitted exactly."""
@@ -152,7 +159,7 @@ class SharedAccount(Account):
     def state_pages(self, checkpoints: int) -> int:
         """Pages of this many checkpoints, taken together."""
 
-    def _priced(self, demand: Demand, waste: Waste, slabs: int = 0) -> Cost:
+    def priced(self, demand: Demand, waste: Waste, slabs: int = 0) -> Cost:
         state = self.state_pages(demand.checkpoints) * self.page_bytes
         return Cost(demand.blocks * self.page_bytes, state, self.useful(demand), waste, slabs)
 
@@ -171,8 +178,6 @@ class SharedAccount(Account):
 class CoarseAccount(SharedAccount):
     """S0: every object takes one page of checkpoint size."""
 
-    name = "S0"
-
     def __init__(self, model: ModelGeometry, grid: int) -> None:
         super().__init__(model, grid)
         self.page_bytes = coarse_page_bytes(model, grid)
@@ -183,7 +188,7 @@ class CoarseAccount(SharedAccount):
     def cost(self, demand: Demand) -> Cost:
         padding = demand.blocks * (self.page_bytes - self.block_bytes)
         rounding = demand.checkpoints * (self.page_bytes - self.model.checkpoint_bytes)
-        return self._priced(demand, Waste(padding, self.tail(demand), rounding))
+        return self.priced(demand, Waste(padding, self.tail(demand), rounding))
 
 
 class MemberAccount(SharedAccount):
@@ -204,8 +209,6 @@ class MemberAccount(SharedAccount):
 class PagedAccount(MemberAccount):
     """S1: member pages and a dedicated conv page."""
 
-    name = "S1"
-
     def __init__(self, model: ModelGeometry, grid: int) -> None:
         super().__init__(model, grid)
         self.conv_pages = self.pages.conv_pages
@@ -215,18 +218,16 @@ class PagedAccount(MemberAccount):
 
     def cost(self, demand: Demand) -> Cost:
         conv = demand.checkpoints * (self.conv_pages * self.page_bytes - self.model.conv_line_bytes)
-        return self._priced(demand, Waste(0, self.tail(demand), self._rounding(demand), conv_page=conv))
+        return self.priced(demand, Waste(0, self.tail(demand), self._rounding(demand), conv_page=conv))
 
 
 class PackedAccount(MemberAccount):
     """S2: conv lines in slots of slab pages."""
 
-    name = "S2"
-
-    def __init__(self, model: ModelGeometry, grid: int, *, tight: bool = False) -> None:
+    def __init__(self, model: ModelGeometry, grid: int, *, conv_slots: str = CONV_SLOTS[0]) -> None:
         super().__init__(model, grid)
-        self.slot_bytes = conv_slot_bytes(model, tight=tight)
-        self.slots = self.pages.slots_per_page(self.slot_bytes)
+        self.conv_slot_bytes = conv_slot_bytes(model, conv_slots)
+        self.slots = self.pages.slots_per_page(self.conv_slot_bytes)
 
     def slabs(self, checkpoints: int) -> int:
         """Least slab pages: allocation history can leave more, half full."""
@@ -239,13 +240,11 @@ class PackedAccount(MemberAccount):
         slabs = self.slabs(demand.checkpoints)
         conv = slabs * self.page_bytes - demand.checkpoints * self.model.conv_line_bytes
         waste = Waste(0, self.tail(demand), self._rounding(demand), conv_slab=conv)
-        return self._priced(demand, waste, slabs)
+        return self.priced(demand, waste, slabs)
 
 
 class DualAccount(Account):
     """D0: units and whole checkpoints from two pools; feasible only when both sides are."""
-
-    name = "D0"
 
     def __init__(
         self, model: ModelGeometry, grid: int, *, attention_share: float = DEFAULT_ATTENTION_SHARE
@@ -283,16 +282,18 @@ class DualAccount(Account):
         free = max(0, units - 1), max(0, states - 1)
         return Capacity(budget_bytes, used, sink, *free, fits(1), most(fits))
 
+    def split(self, demand: Demand, capacity: Capacity) -> dict[str, Any]:
+        return {
+            "checkpoints": capacity.checkpoints,
+            "attention_share": self.attention_share,
+            "feasible_shares": self.shares(demand, capacity.budget_bytes),
+        }
+
     def shares(self, demand: Demand, budget_bytes: int) -> tuple[float, float] | None:
         """Least and largest attention share, in thousandths, at which the demand fits; None: at no share."""
         tried = [share / 1000 for share in range(1, 1000)]
         found = [share for share in tried if self._capacity(demand, budget_bytes, share).fits]
         return (found[0], found[-1]) if found else None
-
-
-ACCOUNTS: dict[str, type[CoarseAccount | PagedAccount | PackedAccount | DualAccount]] = {
-    account.name: account for account in (CoarseAccount, PagedAccount, PackedAccount, DualAccount)
-}
 
 
 class BreakEven(NamedTuple):

@@ -109,7 +109,7 @@ def test_attention_share(model: str) -> None:
 
 
 def test_conv_slots(model: str) -> None:
-    for kind, options in (("tight", {"tight": True}), ("pow2", {"tight": False})):
+    for kind, options in (("tight", {"conv_slots": "tight"}), ("pow2", {"conv_slots": "pow2"})):
         record = resolved("--model-path", model, QUIET, "--hybrid-mem", "S2", "--hybrid-conv-slots", kind)
         assert args.settings(record).options == options
 

@@ -10,17 +10,23 @@ import pytest
 
 from sglang_hybrid.cli import main as cli
 from sglang_hybrid.cli.ledger_table import number
-from sglang_hybrid.geometry import DEFAULT_GRID, GRID_STEP, GeometryError, ModelGeometry, conv_slot_bytes
-from sglang_hybrid.ledger import ACCOUNTS, Demand, DualAccount, PackedAccount, PagedAccount, break_even
+from sglang_hybrid.geometry import (
+    CONV_SLOTS,
+    DEFAULT_GRID,
+    GRID_STEP,
+    GeometryError,
+    ModelGeometry,
+    conv_slot_bytes,
+)
+from sglang_hybrid.ledger import Demand, DualAccount, PackedAccount, PagedAccount, break_even
 from sglang_hybrid.models import HybridShape, hybrid_shape
 from sglang_hybrid.models.public import PUBLIC
 from sglang_hybrid.pools.dual import DualPools
-from sglang_hybrid.pools.factory import default_grid, make_organization, smallest_budget
+from sglang_hybrid.pools.factory import ORGANIZATIONS, default_grid, make_organization, smallest_budget
 from sglang_hybrid.pools.organization import Need
 
 KIB = 1024
 BF16 = {"kv_bytes": 2, "ssm_bytes": 2, "conv_bytes": 2}
-ORGANIZATIONS = ("S0", "S1", "S2", "D0")
 
 
 def shape(name: str) -> HybridShape:
@@ -88,7 +94,8 @@ def test_tight_slots(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("checkpoints", [0, 1, 2, 16, 17, 33])
 def test_allocation_arithmetic(blocks: int, checkpoints: int) -> None:
     demand, slabs = Demand.of_blocks(blocks, checkpoints, 512), -(-checkpoints // 16)
-    cost = {name: account(falcon(), 512).cost(demand).total // KIB for name, account in ACCOUNTS.items()}
+    accounts = {name: kind.prices(falcon(), 512) for name, kind in ORGANIZATIONS.items()}
+    cost = {name: account.cost(demand).total // KIB for name, account in accounts.items()}
     assert cost == {
         "S0": 1557 * (blocks + checkpoints),
         "S1": 512 * blocks + 2048 * checkpoints,
@@ -121,9 +128,9 @@ def test_a_conv_state_of_200_kib_is_not_packed_into_pages_of_512() -> None:
     model = checkpoint_of(1536, 200)
     assert conv_slot_bytes(model) == 256 * KIB
     assert PagedAccount(model, 512).state_pages(1) == 4
-    for tight in (False, True):
+    for kind in CONV_SLOTS:
         with pytest.raises(GeometryError, match=r"conv line of 204800 bytes.*use --hybrid-mem S1"):
-            PackedAccount(model, 512, tight=tight)
+            PackedAccount(model, 512, conv_slots=kind)
     # The larger page that the message offers packs it.
     with pytest.raises(GeometryError, match=r"--hybrid-grid 1024 or larger"):
         PackedAccount(model, 1023)
@@ -179,7 +186,7 @@ def test_a_default_grid_is_the_smallest_legal_one(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_costs_are_what_the_pool_takes(name: str, organization: str) -> None:
     model = shape(name).geometry(1, **BF16)
-    account, budget = ACCOUNTS[organization], 3 * 10**10
+    account, budget = ORGANIZATIONS[organization].prices, 3 * 10**10
     try:
         pool = make_organization(organization, model, 512, budget)
     except GeometryError as error:
@@ -210,7 +217,7 @@ def test_costs_are_what_the_pool_takes(name: str, organization: str) -> None:
 def test_a_budget_becomes_what_the_pool_makes_of_it(name: str, organization: str, budget: int) -> None:
     model = shape(name).geometry(1, **BF16)
     demand = Demand.of_blocks(16, 4, 512)
-    capacity = ACCOUNTS[organization](model, 512).capacity(demand, budget)
+    capacity = ORGANIZATIONS[organization].prices(model, 512).capacity(demand, budget)
     pool = make_organization(organization, model, 512, budget)
     assert (capacity.used_bytes, capacity.pages) == (pool.used_bytes(), pool.unit_pool.size)
     assert capacity.lost_bytes == budget - pool.used_bytes() >= 0
@@ -235,7 +242,7 @@ def test_a_budget_that_starts_no_pool_holds_nothing(organization: str) -> None:
             fits = make_organization(organization, falcon(), 512, budget).capacity_fits(Need(0, 1))
         except GeometryError:
             fits = False
-        assert ACCOUNTS[organization](falcon(), 512).capacity(demand, budget).fits == fits
+        assert ORGANIZATIONS[organization].prices(falcon(), 512).capacity(demand, budget).fits == fits
         started += [arena_kib] if fits else []
     # D0: what half of the arena has beside whole units goes to the state, 291 x 16 + 3 x 1557 and 1 more.
     least = {"S0": 5 * 1557, "S1": 11 * 512, "S2": 10 * 512, "D0": 9328}[organization]

@@ -38,7 +38,8 @@ class Table(Race):
         self.world = world
 
     def _simulate(self, candidate: Candidate, seed: int) -> Run:
-        memory, grid, _, share, headroom, checkpoints = candidate
+        memory, grid, _, headroom, checkpoints = candidate
+        share = candidate.own.get("attention_share", 0.5)
         best = random.Random(self.world)
         layout = random.Random(f"{self.world}/{memory}/{grid}/{share}").random()
         wanted = best.choice((0.0, 0.1, 0.25, 0.45)) if memory != "S0" else 0.0
@@ -76,7 +77,7 @@ class Hidden(Table):
 
 def test_the_search_steps_to_a_better_neighbour(machine: Machine) -> None:
     found = search(Hidden(machine, 0), choices(machine).candidates).best
-    assert found == Candidate("S2", 512, tight=True, headroom=0.45, checkpoints="branch")
+    assert found == Candidate.of("S2", 512, conv_slots="tight", headroom=0.45, checkpoints="branch")
 
 
 class Equal(Table):
@@ -91,16 +92,18 @@ def test_where_nothing_matters_the_defaults_win_and_then_room(machine: Machine) 
     found = search(race, choices(machine).candidates)
     assert {one.memory for one in found.compared} == {"S0", "S1", "S2", "D0"}
     best = planning._preferred(race, found, range(6), tokens=3500)
-    assert best == Candidate("S2", 512, tight=True), "no flag but the memory's, and the most requests at once"
+    plain = Candidate.of("S2", 512, conv_slots="tight")
+    assert best == plain, "no flag but the memory's, and the most requests at once"
 
 
 def test_neighbours_differ_in_one_choice(machine: Machine) -> None:
     candidates = choices(machine).candidates
-    one = Candidate("D0", 512, share=0.5)
+    one = Candidate.of("D0", 512, attention_share=0.5)
     others = neighbours(one, candidates)
-    assert Candidate("D0", 512, share=0.35) in others and Candidate("D0", 1792) in others
+    assert Candidate.of("D0", 512, attention_share=0.35) in others
+    assert Candidate.of("D0", 1792, attention_share=0.5) in others
     assert Candidate("S1", 256) in others and one not in others
-    assert Candidate("D0", 1792, share=0.35) not in others
+    assert Candidate.of("D0", 1792, attention_share=0.35) not in others
     assert Candidate("S1", 256, headroom=0.1) not in others
 
 
@@ -171,8 +174,8 @@ def test_every_choice_has_a_command_that_the_servers_parser_takes(
     for best in (
         Candidate("S0", 1024),
         Candidate("S1", 512, headroom=0.25),
-        Candidate("S2", 256, tight=True, checkpoints="sparse"),
-        Candidate("D0", machine.native, share=0.35, headroom=0.1, checkpoints="branch"),
+        Candidate.of("S2", 256, conv_slots="tight", checkpoints="sparse"),
+        Candidate.of("D0", 1792, attention_share=0.35, headroom=0.1, checkpoints="branch"),
     ):
         small.best, kept = best, small.best
         argv = command(small, about)
@@ -181,9 +184,9 @@ def test_every_choice_has_a_command_that_the_servers_parser_takes(
         with kept_process():
             record = parse(*argv[3:])
         assert (record.hybrid_mem, record.hybrid_budget_bytes) == (best.memory, machine.budget)
-        assert (record.hybrid_headroom or 0.0, record.hybrid_checkpoints or "all") == best[4:]
+        assert (record.hybrid_headroom or 0.0, record.hybrid_checkpoints or "all") == best[3:]
         assert record.hybrid_grid in (best.grid, None) and record.tp_size == 2
-        assert record.hybrid_conv_slots == ("tight" if best.tight else None)
+        assert record.hybrid_conv_slots == ("tight" if best.memory == "S2" else None)
         assert record.hybrid_attention_share == (0.35 if best.memory == "D0" else None)
         assert (record.max_running_requests, record.chunked_prefill_size) == (64, 8192)
 

@@ -17,11 +17,11 @@ SHAPE = StateShape(
 GRID = 11
 
 
-@pytest.mark.parametrize(("tight", "slots"), [(False, 5), (True, 7)])
-def test_lines_are_apart(tight: bool, slots: int) -> None:
+@pytest.mark.parametrize(("kind", "slots"), [("pow2", 5), ("tight", 7)])
+def test_lines_are_apart(kind: str, slots: int) -> None:
     """Every line of every slab keeps what was written to it, and writes nowhere else."""
     model = SHAPE.geometry((0,), (0, 1))
-    pool = PackedConv(model, GRID, 30 * GRID * 128, tight=tight)
+    pool = PackedConv(model, GRID, 30 * GRID * 128, conv_slots=kind)
     arenas = Arenas(pool.layout(), SHAPE, model, "cpu")
     poison = Poison(pool, arenas)
     poison.spread(choose("torch", "cpu"))

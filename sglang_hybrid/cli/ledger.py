@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sglang_hybrid.cli.ledger_report import DTYPES, Question, report
 from sglang_hybrid.cli.ledger_table import table
-from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, GeometryError
+from sglang_hybrid.geometry import CONV_SLOTS, DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, GeometryError
 from sglang_hybrid.models import HybridShape, hybrid_shape
 from sglang_hybrid.models.fields import ConfigError
 from sglang_hybrid.models.public import PUBLIC
@@ -26,7 +26,6 @@ SUFFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "": 1}
 EXAMPLE = (16, 4)
 """Attention blocks and checkpoints when nobody says otherwise: the source's example."""
 
-CONV_SLOTS = ("pow2", "tight")
 
 SSM_DTYPES = tuple(name for name in DTYPES if not name.startswith("fp8"))
 
@@ -144,8 +143,10 @@ def question(args: argparse.Namespace) -> Question:
         checkpoints=checkpoints,
         tokens=tokens,
         budget_bytes=None if args.budget is None else size("--budget", args.budget),
-        attention_share=share("--attention-share", args.attention_share),
-        tight=choice("--conv-slots", args.conv_slots, CONV_SLOTS) == "tight",
+        options={
+            "attention_share": share("--attention-share", args.attention_share),
+            "conv_slots": choice("--conv-slots", args.conv_slots, CONV_SLOTS),
+        },
     )
 
 

@@ -5,10 +5,12 @@ Sizes are KiB of one arena of one rank, `*_total` KiB of all its arenas, `*_byte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sglang_hybrid.geometry import (
-    DEFAULT_ATTENTION_SHARE,
+    CONV_SLOTS,
     DEFAULT_GRID,
     UNIT_TOKENS,
     GeometryError,
@@ -20,18 +22,17 @@ from sglang_hybrid.geometry import (
     native_grid,
 )
 from sglang_hybrid.ledger import (
-    ACCOUNTS,
     Account,
     Capacity,
     Cost,
     Demand,
-    DualAccount,
     PackedAccount,
     PagedAccount,
     break_even,
 )
 from sglang_hybrid.models import HybridShape
-from sglang_hybrid.pools.factory import default_grid
+from sglang_hybrid.pools.factory import ORGANIZATIONS, default_grid
+from sglang_hybrid.pools.shared import PackedConv
 
 DTYPES = {
     "bf16": ("bf16", 2),
@@ -61,12 +62,20 @@ class Question(NamedTuple):
     checkpoints: int | None = 4
     tokens: int | None = None
     budget_bytes: int | None = None
-    attention_share: float = DEFAULT_ATTENTION_SHARE
-    tight: bool = False
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Of single organizations, by name."""
 
     @property
     def shared_grid(self) -> int:
         return DEFAULT_GRID if self.grid is None else self.grid
+
+    def of(self, organization: str) -> dict[str, Any]:
+        """Options that this organization has."""
+        return {
+            option.name: self.options[option.name]
+            for option in ORGANIZATIONS[organization].options
+            if option.name in self.options
+        }
 
     def demand(self, grid: int) -> Demand:
         """At one organization's grid: with `tokens` it sets blocks and checkpoints."""
@@ -96,7 +105,10 @@ def report(shape: HybridShape, question: Question) -> dict[str, Any]:
     )
     grid = question.shared_grid
     own_grid = native_grid(model, UNIT_TOKENS, shape.chunk)
-    grids = {name: question.grid or _default_grid(name, model, shape.chunk, question) for name in ACCOUNTS}
+    grids = {
+        name: question.grid or default_grid(name, model, shape.chunk, **question.of(name))
+        for name in ORGANIZATIONS
+    }
     return {
         "family": shape.family,
         "tp": question.tp,
@@ -112,15 +124,10 @@ def report(shape: HybridShape, question: Question) -> dict[str, Any]:
             "checkpoints": question.demand(grid).checkpoints,
         },
         "budget_bytes": question.budget_bytes,
-        "organizations": {name: _organization(name, model, grids[name], question) for name in ACCOUNTS},
+        "organizations": {name: _organization(name, model, at, question) for name, at in grids.items()},
         "break_even": _break_even(model, question),
-        "packing": _packing(model, grids["S2"], question),
+        "packing": _packing(model, grids[PackedConv.name], question),
     }
-
-
-def _default_grid(name: str, model: ModelGeometry, chunk: int, question: Question) -> int:
-    """What a start takes."""
-    return default_grid(name, model, chunk, **({"tight": question.tight} if name == "S2" else {}))
 
 
 def _geometry(model: ModelGeometry, grid: int) -> dict[str, Any]:
@@ -147,19 +154,13 @@ def _geometry(model: ModelGeometry, grid: int) -> dict[str, Any]:
     }
 
 
-def _account(name: str, model: ModelGeometry, grid: int, question: Question) -> Account:
-    if name == "D0":
-        return DualAccount(model, grid, attention_share=question.attention_share)
-    if name == "S2":
-        return PackedAccount(model, grid, tight=question.tight)
-    return ACCOUNTS[name](model, grid)
-
-
 def _organization(name: str, model: ModelGeometry, grid: int, question: Question) -> dict[str, Any]:
+    kind = ORGANIZATIONS[name]
+    split = any(option.splits for option in kind.options)
     try:
-        account = _account(name, model, grid, question)
+        account = kind.prices(model, grid, **question.of(name))
     except GeometryError as error:
-        return {"grid": grid, "refused": str(error), "kib": None}
+        return {"grid": grid, "refused": str(error), "kib": None, "split": split}
     demand = question.demand(grid)
     cost = account.cost(demand)
     budget = question.budget_bytes
@@ -168,6 +169,7 @@ def _organization(name: str, model: ModelGeometry, grid: int, question: Question
     return {
         "grid": grid,
         "refused": None,
+        "split": split,
         "page_kib": kib(account.page_bytes),
         "checkpoints": demand.checkpoints,
         "kib": kib(cost.total),
@@ -196,21 +198,14 @@ def _waste(cost: Cost) -> dict[str, Any]:
 
 
 def _budget(account: Account, demand: Demand, capacity: Capacity) -> dict[str, Any]:
-    answer: dict[str, Any] = {
+    return {
         "used_bytes": capacity.used_bytes,
         "lost_bytes": capacity.lost_bytes,
         "sink_bytes": capacity.sink_bytes,
         "pages": capacity.pages,
         "feasible": capacity.fits,
         "holds": capacity.holds,
-    }
-    if isinstance(account, DualAccount):
-        answer |= {
-            "checkpoints": capacity.checkpoints,
-            "attention_share": account.attention_share,
-            "feasible_shares": account.shares(demand, capacity.budget_bytes),
-        }
-    return answer
+    } | account.split(demand, capacity)
 
 
 def _break_even(model: ModelGeometry, question: Question) -> dict[str, Any]:
@@ -234,7 +229,7 @@ def _break_even(model: ModelGeometry, question: Question) -> dict[str, Any]:
 
 def _packing(model: ModelGeometry, grid: int, question: Question) -> dict[str, Any]:
     """`pays`: the source's power-of-two slot is legal, and S2 with it is cheaper than S1 for the demand."""
-    whole, tight = (_slot(model, grid, question, tight) for tight in (False, True))
+    whole, tight = (_slot(model, grid, question, slots) for slots in CONV_SLOTS)
     return {
         "line_kib": kib(model.conv_line_bytes),
         "pays": whole["saved_kib"] > 0,
@@ -243,11 +238,11 @@ def _packing(model: ModelGeometry, grid: int, question: Question) -> dict[str, A
     }
 
 
-def _slot(model: ModelGeometry, grid: int, question: Question, tight: bool) -> dict[str, Any]:
+def _slot(model: ModelGeometry, grid: int, question: Question, slots: str) -> dict[str, Any]:
     demand = question.demand(grid)
-    slot = {"slot_kib": kib(conv_slot_bytes(model, tight=tight))}
+    slot = {"slot_kib": kib(conv_slot_bytes(model, slots))}
     try:
-        packed = PackedAccount(model, grid, tight=tight)
+        packed = PackedAccount(model, grid, conv_slots=slots)
         saved = PagedAccount(model, grid).cost(demand).total - packed.cost(demand).total
     except GeometryError as error:
         return slot | {"slots_per_page": 0, "slabs": 0, "saved_kib": 0, "refused": str(error)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sglang_hybrid.pools.shared import PackedConv
+
 WASTE = ("attention_padding", "attention_tail", "checkpoint_rounding", "conv_slab")
 
 
@@ -43,7 +45,7 @@ def table(answer: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield _break_even(answer)
     yield from _packing(answer)
-    yield _dual(answer)
+    yield from (_split(answer, name) for name, one in answer["organizations"].items() if one["split"])
 
 
 def _geometry(answer: dict[str, Any]) -> Iterator[str]:
@@ -109,7 +111,7 @@ def _budget(answer: dict[str, Any]) -> Iterator[str]:
             continue
         part = one["budget"]
         pages = number(part["pages"])
-        if "checkpoints" in part:
+        if one["split"]:
             pages += f" units + {number(part['checkpoints'])}"
         holds = f"{number(part['holds'])} times" if part["feasible"] else "no"
         sizes = (part[key] for key in ("used_bytes", "lost_bytes", "sink_bytes"))
@@ -134,7 +136,7 @@ def _break_even(answer: dict[str, Any]) -> str:
 
 
 def _packing(answer: dict[str, Any]) -> Iterator[str]:
-    packing, refused = answer["packing"], answer["organizations"]["S2"]["refused"]
+    packing, refused = answer["packing"], answer["organizations"][PackedConv.name]["refused"]
     verdict = "packing pays" if packing["pays"] else "packing does not pay"
     yield f"conv line of {number(packing['line_kib'])} KiB: {verdict}"
     for name, key in (("power of two", "power_of_two"), ("tight", "tight")):
@@ -149,9 +151,9 @@ def _packing(answer: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _dual(answer: dict[str, Any]) -> str:
-    dual, shape = answer["organizations"]["D0"], answer["geometry"]
-    own = f"D0's native grid is {shape['native_grid']:,} tokens (scan chunk {shape['scan_chunk']})"
+def _split(answer: dict[str, Any], name: str) -> str:
+    dual, shape = answer["organizations"][name], answer["geometry"]
+    own = f"{name}'s native grid is {shape['native_grid']:,} tokens (scan chunk {shape['scan_chunk']})"
     if dual["refused"]:
         return own
     needs = (

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sglang_hybrid.cli.ledger_table import columns
-from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, conv_slot_bytes
-from sglang_hybrid.planner.candidates import Candidate, slots
-from sglang_hybrid.planner.plan import Against, Plan
+from sglang_hybrid.planner.candidates import Candidate
+from sglang_hybrid.planner.plan import Against, Plan, account_of
 from sglang_hybrid.planner.race import NOISE, Interval
+from sglang_hybrid.pools.factory import ORGANIZATIONS, own_options
 from sglang_hybrid.radix.policy import DEFAULT_POLICY
 from sglang_hybrid.simulator.devices import Device
 
@@ -55,9 +55,9 @@ def report(plan: Plan, about: About) -> dict[str, Any]:
         "recommended": {
             "memory": best.memory,
             "grid": best.grid,
-            "conv_slot_bytes": _slot(plan) if best.memory == "S2" else None,
-            "conv_slots": ("tight" if best.tight else "pow2") if best.memory == "S2" else None,
-            "attention_share": best.share if best.memory == "D0" else None,
+            "conv_slot_bytes": account_of(machine, best).conv_slot_bytes,
+            **dict.fromkeys(own_options()),
+            **best.own,
             "headroom": best.headroom,
             "checkpoints": best.checkpoints,
         },
@@ -79,13 +79,13 @@ def report(plan: Plan, about: About) -> dict[str, Any]:
         "requests": plan.requests,
         "simulations": plan.simulations,
         "other_memories": {
-            name: {"candidate": one.candidate._asdict(), "excess": _rounded(one.excess)}
+            name: {"candidate": one.candidate.report(), "excess": _rounded(one.excess)}
             for name, one in plan.memories.items()
         },
         "changes": [
             {
                 "circumstances": one.circumstances,
-                "candidate": one.candidate._asdict() if one.candidate else None,
+                "candidate": one.candidate.report() if one.candidate else None,
                 "gain": round(one.gain, 4),
             }
             for one in plan.changes
@@ -105,27 +105,17 @@ def _rounded(one: Interval) -> dict[str, float]:
 def reasons(plan: Plan) -> dict[str, str]:
     """One line for each choice, by its name."""
     best = plan.best
-    said = {
+    why = {
         "memory": _memory(plan),
         "grid": _against(plan, "grid", "{} tokens"),
         "headroom": _against(plan, "headroom", "f = {:g}"),
         "checkpoints": _against(plan, "checkpoints", "{}"),
     }
-    if best.memory == "S2":
-        model = plan.machine.model
-        pow2, tight = (slots(model, best.grid, one) for one in (False, True))
-        line = model.conv_line_bytes / 1024
-        said["conv_slots"] = (
-            f"a slab page takes {tight} conv lines of {line:g} KiB in tight slots and {pow2} in slots of a "
-            "power of two (ledger)"
-        )
-    if best.memory == "D0":
-        said["attention_share"] = _against(plan, "share", "{:g}")
-    return said
-
-
-def _slot(plan: Plan) -> int:
-    return conv_slot_bytes(plan.machine.model, tight=plan.best.tight)
+    for name, (_, reason) in ORGANIZATIONS[best.memory].settled(plan.machine.model, best.grid).items():
+        why[name] = reason
+    for name in best.weighed:
+        why[name] = _against(plan, name, "{:g}")
+    return why
 
 
 def _longer(one: Against, name: str) -> str:
@@ -142,21 +132,26 @@ def _memory(plan: Plan) -> str:
     return "a request with the others, each at its best: " + "; ".join(told)
 
 
-def _against(plan: Plan, field: str, form: str) -> str:
-    others = plan.against[field]
+def _against(plan: Plan, choice: str, form: str) -> str:
+    others = plan.against[choice]
     if not others:
         return "nothing else starts here"
     if all(abs(one.excess.mean) <= NOISE for one in others):
         return "no other value changes the time of a request"
     return "a request with " + "; ".join(
-        _longer(one, form.format(getattr(one.candidate, field))) for one in others
+        _longer(one, form.format(one.candidate.value(choice))) for one in others
     )
 
 
 def words(one: Candidate) -> str:
     """A candidate in short: `S2, grid 512, f 0.1, branch`."""
-    share = f", share {one.share:g}" if one.memory == "D0" else ""
-    return f"{one.memory}, grid {one.grid}{share}, f {one.headroom:g}, {one.checkpoints}"
+    own = "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in one.weighed.items())
+    return f"{one.memory}, grid {one.grid}{own}, f {one.headroom:g}, {one.checkpoints}"
+
+
+def said(value: Any) -> str:
+    """A value as its flag takes it."""
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 # -- command ------------------------------------------------------------------------------------
@@ -169,10 +164,10 @@ def command(plan: Plan, about: About) -> list[str]:
     if best.grid != machine.default_grid(best):
         argv += ["--hybrid-grid", str(best.grid)]
     argv += ["--hybrid-budget-bytes", str(machine.budget)]
-    if best.memory == "S2" and best.tight:
-        argv += ["--hybrid-conv-slots", "tight"]
-    if best.memory == "D0" and best.share != DEFAULT_ATTENTION_SHARE:
-        argv += ["--hybrid-attention-share", f"{best.share:g}"]
+    for option in ORGANIZATIONS[best.memory].options:
+        value = best.own[option.name]
+        if value != option.default:
+            argv += [option.flag, said(value)]
     if best.headroom != DEFAULT_POLICY.headroom:
         argv += ["--hybrid-headroom", f"{best.headroom:g}"]
     if best.checkpoints != DEFAULT_POLICY.checkpoints:
@@ -226,22 +221,14 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
     yield "  " + shlex.join(answer["command"])
 
 
-NAMES = {
-    "memory": "--hybrid-mem",
-    "grid": "--hybrid-grid",
-    "conv_slots": "--hybrid-conv-slots",
-    "attention_share": "--hybrid-attention-share",
-    "headroom": "--hybrid-headroom",
-    "checkpoints": "--hybrid-checkpoints",
-}
-
-
 def _choices(answer: dict[str, Any]) -> Iterator[str]:
-    for name, flag in NAMES.items():
+    flags = {"memory": "--hybrid-mem", "grid": "--hybrid-grid"}
+    flags |= {name: option.flag for name, option in own_options().items()}
+    flags |= {"headroom": "--hybrid-headroom", "checkpoints": "--hybrid-checkpoints"}
+    for name, flag in flags.items():
         value = answer["recommended"][name]
         if value is not None:
-            said = value if isinstance(value, str) else f"{value:g}"
-            yield f"  {flag} {said}".ljust(32) + answer["reasons"][name]
+            yield f"  {flag} {said(value)}".ljust(32) + answer["reasons"][name]
 
 
 def _ledger(answer: dict[str, Any]) -> Iterator[str]:
@@ -284,9 +271,7 @@ def _changes(changes: list[dict[str, Any]]) -> Iterator[str]:
     for one in moved:
         percent = 100 * one["gain"]
         gain = "this one does not start" if percent == 100 else f"a request takes {percent:.0f} % less"
-        yield f"  {one['circumstances']}: {words(Candidate(**one['candidate']))} ({gain})"
+        yield f"  {one['circumstances']}: {words(Candidate.of(**one['candidate']))} ({gain})"
     stays = [one["circumstances"] for one in changes if not one["candidate"]]
     if stays:
         yield f"  not {', '.join(stays)}"
-
-

@@ -14,13 +14,13 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.common import human_readable_int
 
-from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE, DEFAULT_GRID, UNIT_TOKENS
+from sglang_hybrid.geometry import CONV_SLOTS, DEFAULT_ATTENTION_SHARE, DEFAULT_GRID
+from sglang_hybrid.pools.factory import ORGANIZATIONS, own_options
+from sglang_hybrid.pools.organization import Organization
 from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, WAITS, Policy
 
-ORGANIZATIONS = ("S0", "S1", "S2", "D0")
-CONV_SLOTS = ("pow2", "tight")
 KERNELS = ("auto", "triton", "flashinfer", "torch")
 
 RADIX_BACKEND = "hybrid_grid"
@@ -51,9 +51,8 @@ class HybridServerArgs(ServerArgs, kw_only=True, dict=True):  # type: ignore[cal
         Optional[str],  # noqa: UP045 - the record's own spelling; SGLang unwraps it for argparse
         Arg(
             help="One memory for attention KV and recurrent state, and prefix reuse at grid boundaries. "
-            "S0: a page holds a whole checkpoint of a layer; S1: a page is one attention block, a checkpoint "
-            "takes several; S2: like S1, with conv states packed in slabs; D0: two pools split at start. "
-            "Unset: stock SGLang.",
+            + "; ".join(f"{name}: {kind.summary}" for name, kind in ORGANIZATIONS.items())
+            + ". Unset: stock SGLang.",
             choices=list(ORGANIZATIONS),
         ),
         NS("hybrid"),
@@ -198,22 +197,24 @@ def extra_fields(record: Any) -> dict[str, Any]:
 
 
 def grid_or_default(mem: str, grid: int | None) -> int | None:
-    """The grid in tokens before the model is known (`resolve.adapt` may raise a default); a D0 without one
-    gets None, its grid follows from the model's geometry."""
-    if grid is not None or mem == "D0":
-        return grid
-    return DEFAULT_GRID
+    """The grid in tokens before the model is known (`resolve.adapt` may raise a default); None without one
+    where it follows from the model's geometry."""
+    return grid if grid is not None else organization_class(mem).usual_grid
 
 
 def page_size_for(mem: str, grid: int | None) -> int:
-    """SGLang's page size in tokens: one attention block of the organization."""
-    return UNIT_TOKENS if mem == "D0" else grid or DEFAULT_GRID
+    """SGLang's page size in tokens: one attention unit of the organization."""
+    return organization_class(mem).page_tokens(grid or DEFAULT_GRID)
+
+
+def organization_class(mem: str) -> type[Organization]:
+    """The organization's class; the interface's own for a name that is unknown, which a rule refuses."""
+    return ORGANIZATIONS.get(mem, Organization)
 
 
 def organization_options(record: Any) -> dict[str, Any]:
     """Keyword arguments of single organizations that the user set."""
-    share, slots = (getattr(record, f"hybrid_{name}", None) for name in ("attention_share", "conv_slots"))
-    options = {"attention_share": share, "tight": None if slots is None else slots == "tight"}
+    options = {name: getattr(record, f"hybrid_{name}", None) for name in own_options()}
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -3,7 +3,9 @@ or beyond what is free of it."""
 
 from __future__ import annotations
 
+from sglang_hybrid.engine.args import organization_options
 from sglang_hybrid.engine.rules import Facts
+from sglang_hybrid.pools.factory import make_organization
 from sglang_hybrid.pools.organization import Organization
 
 HIT_MARGIN = 8
@@ -15,10 +17,10 @@ def no_hit(facts: Facts, made: Organization) -> str:
     """The sentence for an organization that holds no request of a grid step and `HIT_MARGIN` tokens."""
     from sglang_hybrid.engine.admission import longest_request
 
-    grid, budget = made.grid, made.budget_bytes
+    grid, budget, options = made.grid, made.budget_bytes, organization_options(facts.record)
     while longest_request(made) < grid + HIT_MARGIN:
         budget += grid * made.model.kv_row_bytes * made.model.arenas
-        made = type(made)(made.model, grid, budget)  # type: ignore[call-arg]
+        made = make_organization(facts.mem, made.model, grid, budget, **options)
     return (
         f"--hybrid-budget-bytes {facts.given('hybrid_budget_bytes')} with --hybrid-mem {facts.mem} and "
         f"--hybrid-grid {grid} serves no prompt of more than {grid} tokens, so that nothing is reused; "

@@ -30,10 +30,9 @@ from sglang_hybrid.engine.served import architecture, kind_of, why_not_served
 from sglang_hybrid.engine.start_report import budget_line, state_lines
 from sglang_hybrid.engine.tokens import GridTokens
 from sglang_hybrid.engine.unit_tails import Poison
-from sglang_hybrid.geometry import SCAN_CHUNK, native_grid
+from sglang_hybrid.geometry import SCAN_CHUNK
 from sglang_hybrid.pools.arena import Arenas, StateShape
-from sglang_hybrid.pools.dual import UNIT_TOKENS
-from sglang_hybrid.pools.factory import make_organization
+from sglang_hybrid.pools.factory import default_grid, make_organization
 from sglang_hybrid.pools.organization import Need, Organization
 
 logger = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ def config_from_budget(
 
     def lay_out(state: StateShape) -> Organization:
         model = state.geometry(*layer_sets(self))
-        grid = asked.grid or native_grid(model, UNIT_TOKENS, scan_chunk(self))
+        grid = asked.grid or default_grid(asked.mem, model, scan_chunk(self))
         return make_organization(asked.mem, model, grid, budget, **asked.options)
 
     organization = lay_out(shape)

@@ -12,15 +12,16 @@ import torch
 
 from sglang_hybrid.engine import trace
 from sglang_hybrid.engine.args import (
-    CONV_SLOTS,
     KERNELS,
     RADIX_BACKEND,
     grid_or_default,
+    organization_class,
     page_size_for,
 )
 from sglang_hybrid.engine.rules import Facts, Rule, flag_of, off, one_of, only, positive, unset
 from sglang_hybrid.kernels import why_not
-from sglang_hybrid.pools.factory import ORGANIZATIONS
+from sglang_hybrid.pools.factory import ORGANIZATIONS, own_options
+from sglang_hybrid.pools.organization import Option
 from sglang_hybrid.radix.eviction import EVICTIONS
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import WAITS
@@ -78,8 +79,11 @@ def _page_size(facts: Facts) -> str | None:
     ours = page_size_for(facts.mem, grid_or_default(facts.mem, facts.given("hybrid_grid")))
     if page in (None, ours):
         return None
-    if facts.mem == "D0":
-        return f"--page-size {page} conflicts with --hybrid-mem D0; use --page-size {ours} or leave it out."
+    if organization_class(facts.mem).fixed_page:
+        return (
+            f"--page-size {page} conflicts with --hybrid-mem {facts.mem}; use --page-size {ours} or leave it "
+            "out."
+        )
     return (
         f"--page-size {page} conflicts with --hybrid-grid {ours}: a page is one grid step; "
         f"use --hybrid-grid {page}, or leave --page-size out."
@@ -96,37 +100,29 @@ def _radix_backend(facts: Facts) -> str | None:
     )
 
 
-def _attention_share(facts: Facts) -> str | None:
-    value = facts.given("hybrid_attention_share")
-    if value is None:
-        return None
-    if facts.mem != "D0":
-        return (
-            f"--hybrid-attention-share {value} has no meaning with --hybrid-mem {facts.mem}: attention and "
-            "state share one pool; leave it out, or use --hybrid-mem D0."
-        )
-    if isinstance(value, int | float) and 0 < value < 1:
-        return None
-    return f"--hybrid-attention-share {value!r} leaves D0 one pool: use a value between 0 and 1, like 0.5."
+def _own_option(option: Option) -> Rule:
+    """Only the organizations that have the option take it, with a value that it knows."""
+    field = f"hybrid_{option.name}"
 
+    def check(facts: Facts) -> str | None:
+        value = facts.given(field)
+        if value is None:
+            return None
+        having = [name for name, kind in ORGANIZATIONS.items() if option in kind.options]
+        if facts.mem not in having:
+            return (
+                f"{option.flag} {value} has no meaning with --hybrid-mem {facts.mem}: {option.elsewhere}; "
+                f"leave it out, or use --hybrid-mem {' or '.join(having)}."
+            )
+        problem = option.problem(value)
+        return problem and f"{option.flag} {problem}"
 
-def _conv_slots(facts: Facts) -> str | None:
-    value = facts.given("hybrid_conv_slots")
-    if value is None:
-        return None
-    if facts.mem != "S2":
-        return (
-            f"--hybrid-conv-slots {value} has no meaning with --hybrid-mem {facts.mem}: only S2 packs conv "
-            "states; leave it out, or use --hybrid-mem S2."
-        )
-    if value in CONV_SLOTS:
-        return None
-    return f"--hybrid-conv-slots {value} is unknown; legal: {', '.join(CONV_SLOTS)}."
+    return Rule(field, check)
 
 
 def backends(facts: Facts) -> tuple[str, ...]:
     """Attention backends that read the pages of this organization and grid, as far as the grid is known."""
-    tables = facts.mem != "S0" and not _odd_page(facts)
+    tables = organization_class(facts.mem).dense_slots and not _odd_page(facts)
     return tuple(name for name in ATTENTION_BACKENDS if tables or name not in PAGE_TABLE_BACKENDS)
 
 
@@ -149,7 +145,7 @@ def _given_backend(field: str) -> Rule:
 
 def backend_sentence(flag: str, value: Any, facts: Facts) -> str:
     page = _odd_page(facts)
-    if value in PAGE_TABLE_BACKENDS and facts.mem != "S0" and page:
+    if value in PAGE_TABLE_BACKENDS and organization_class(facts.mem).dense_slots and page:
         return (
             f"{flag} {value} is not supported with --hybrid-grid {page}: its page tables need a power of "
             f"two; use --hybrid-grid {1 << page.bit_length()}, or one of {', '.join(backends(facts))}."
@@ -204,8 +200,7 @@ INPUT_RULES: tuple[Rule, ...] = (
     positive("hybrid_grid", "tokens", "512"),
     positive("hybrid_budget_bytes", "bytes", "8G"),
     Rule("hybrid_trace", _trace),
-    Rule("hybrid_attention_share", _attention_share),
-    Rule("hybrid_conv_slots", _conv_slots),
+    *map(_own_option, own_options().values()),
     Rule("page_size", _page_size),
     Rule("radix_cache_backend", _radix_backend),
     unset("max_total_tokens", "the memory is given in bytes by --hybrid-budget-bytes"),

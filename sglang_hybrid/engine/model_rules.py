@@ -5,17 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from sglang_hybrid.engine.args import organization_options, page_size_for
+from sglang_hybrid.engine.args import organization_class, organization_options, page_size_for
 from sglang_hybrid.engine.budget_rules import HIT_MARGIN, beyond_machine, no_hit
 from sglang_hybrid.engine.input_rules import KV_DTYPES, backend_sentence, backends
 from sglang_hybrid.engine.rules import Facts, Rule
 from sglang_hybrid.engine.served import architecture, kind_of, why_not_served
 from sglang_hybrid.geometry import (
-    DEFAULT_ATTENTION_SHARE,
-    UNIT_TOKENS,
     GeometryError,
     ModelGeometry,
-    native_grid,
 )
 from sglang_hybrid.kernels import KernelError
 from sglang_hybrid.kernels.flashinfer_state_update import need_whole_heads
@@ -94,13 +91,15 @@ def _layout(facts: Facts) -> str | None:
 
     try:
         shape, model, chunk = rank_state(facts)
-        grid = facts.now("hybrid_grid") or native_grid(model, UNIT_TOKENS, chunk)
+        grid = facts.now("hybrid_grid") or factory.default_grid(facts.mem, model, chunk)
         ample = AMPLE_PIECES * model.arenas * (grid * model.kv_row_bytes + model.checkpoint_bytes)
         budget, options = facts.given("hybrid_budget_bytes"), organization_options(facts.record)
-        if budget is None:
-            options.pop("attention_share", None)  # of bytes that are not known yet, any share may do
-        share = options.get("attention_share", DEFAULT_ATTENTION_SHARE)
-        ample = int(ample / max(min(share, 1 - share), LEAST_SHARE))
+        for option in organization_class(facts.mem).options:
+            if option.splits:
+                if budget is None:
+                    options.pop(option.name, None)
+                part = options.get(option.name, option.default)
+                ample = int(ample / max(min(part, 1 - part), LEAST_SHARE))
         organization = factory.make_organization(
             facts.mem, model, grid, min(budget or ample, ample), **options
         )

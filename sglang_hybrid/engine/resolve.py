@@ -18,6 +18,7 @@ from sglang_hybrid.engine.args import (
     extra_fields,
     grid_or_default,
     organization,
+    organization_class,
     organization_options,
     page_size_for,
 )
@@ -101,7 +102,8 @@ def _ignore(mem: str, server_args: Any) -> None:
     counts instead.  They stand in nearly every published command for a hybrid model."""
     from sglang.srt.arg_groups.overrides import declare_resolution
 
-    split = ", split by --hybrid-attention-share" if mem == "D0" else ""
+    own = organization_class(mem).options
+    split = "".join(f", split by {option.flag}" for option in own if option.splits)
     for fields, instead in (
         (
             SLOT_POOL,

@@ -8,9 +8,7 @@ import torch
 
 from sglang_hybrid.geometry import GeometryError, block_bytes
 from sglang_hybrid.pools.arena import StateShape
-from sglang_hybrid.pools.dual import DualPools
 from sglang_hybrid.pools.organization import Organization
-from sglang_hybrid.pools.shared import PackedConv
 
 LayOut = Callable[[StateShape], Organization]
 """The organization of a start, for another shape of the state."""
@@ -19,7 +17,7 @@ LayOut = Callable[[StateShape], Organization]
 def budget_line(organization: Organization, checkpoints: int) -> str:
     """What the bytes became; `checkpoints`: as many as fit where nothing else is."""
     used, budget = organization.used_bytes(), organization.budget_bytes
-    both = "and" if _dual(organization) else "or"
+    both = "or" if len(organization.pools) == 1 else "and"
     return (
         f"{organization.name}: grid {organization.grid}, budget {budget} bytes, used {used}, lost "
         f"{budget - used}; holds {organization.unit_pool.size} units of {organization.unit_tokens} tokens "
@@ -37,8 +35,8 @@ def state_lines(
     model = organization.model
     yield (
         f"A checkpoint is {model.checkpoint_bytes} bytes ({_dtypes(shape)}) in each of {model.arenas} arenas "
-        f"and takes {_place(organization)}; a block of {organization.grid} tokens is "
-        f"{block_bytes(model, organization.grid)} bytes and takes {_block(organization)}."
+        f"and takes {organization.checkpoint_place()}; a block of {organization.grid} tokens is "
+        f"{block_bytes(model, organization.grid)} bytes and takes {organization.block_place()}."
     )
     if not shape.state_size or shape.ssm_dtype.itemsize <= torch.bfloat16.itemsize:
         return
@@ -49,7 +47,7 @@ def state_lines(
     at = f" at a grid of {other.grid}" if other.grid != organization.grid else ""
     yield (
         f"With --mamba-ssm-dtype bfloat16 a checkpoint would be {other.model.checkpoint_bytes} bytes and "
-        f"take {_place(other)}{at}: {capacity(other)} checkpoints would fit instead of "
+        f"take {other.checkpoint_place()}{at}: {capacity(other)} checkpoints would fit instead of "
         f"{capacity(organization)}."
     )
 
@@ -58,25 +56,3 @@ def _dtypes(shape: StateShape) -> str:
     parts = [("SSM", shape.ssm_dtype)] * bool(shape.state_size)
     parts += [("conv", shape.conv_dtype)] * bool(shape.channels * shape.window)
     return ", ".join(f"{part} {str(dtype).removeprefix('torch.')}" for part, dtype in parts)
-
-
-def _place(organization: Organization) -> str:
-    if isinstance(organization, PackedConv):
-        slots = organization.slabs.slots_per_page
-        return f"{_pages(organization.members)} and one of the {slots} conv slots of another"
-    if _dual(organization):
-        return _pages(organization.members, "state page")
-    return _pages(organization.unit_equivalent(1))
-
-
-def _block(organization: Organization) -> str:
-    units = organization.grid // organization.unit_tokens
-    return _pages(units, "unit" if _dual(organization) else "page")
-
-
-def _dual(organization: Organization) -> bool:
-    return isinstance(organization, DualPools)
-
-
-def _pages(count: int, what: str = "page") -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -12,7 +12,6 @@ import torch
 from sglang_hybrid.kernels import ArenaTable, Route, Runs
 from sglang_hybrid.pools.arena import Arenas
 from sglang_hybrid.pools.organization import Organization
-from sglang_hybrid.pools.shared import PackedConv
 
 
 class UnitTails:
@@ -59,9 +58,7 @@ class Poison:
         if not layout.shared:
             organization.state_pool.on_free = self._pages.append
             self._pages += range(1, layout.state_pages)
-        if isinstance(organization, PackedConv):
-            # A slot is freed while its slab stays.
-            organization.slabs.on_line_free = self._lines.append
+        organization.watch_lines(self._lines.append)
 
     def spread(self, route: Route) -> None:
         """Fill what was freed since the last forward began."""

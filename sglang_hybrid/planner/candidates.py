@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
-from sglang_hybrid.geometry import (
-    DEFAULT_ATTENTION_SHARE,
-    DEFAULT_GRID,
-    UNIT_TOKENS,
-    GeometryError,
-    ModelGeometry,
-    PageGeometry,
-    block_bytes,
-    conv_slot_bytes,
-    native_grid,
-)
-from sglang_hybrid.pools.factory import default_grid, make_organization
+from sglang_hybrid.geometry import DEFAULT_GRID, GeometryError, ModelGeometry
+from sglang_hybrid.pools.factory import ORGANIZATIONS, default_grid, make_organization
+from sglang_hybrid.pools.option import Option
 from sglang_hybrid.radix.placement import PLACEMENTS
 from sglang_hybrid.radix.policy import DEFAULT_POLICY, Policy
 from sglang_hybrid.simulator.cost import StepCost
 from sglang_hybrid.simulator.setting import ENGINE, Setting
 
 GRIDS = (256, 512, 1024)
-SHARES = (0.35, 0.5, 0.65)
 HEADROOMS = (0.0, 0.1, 0.25, 0.45)
 
 
@@ -33,26 +24,51 @@ class Candidate(NamedTuple):
 
     memory: str
     grid: int
-    tight: bool = False
-    share: float = DEFAULT_ATTENTION_SHARE
+    options: tuple[tuple[str, Any], ...] = ()
+    """Of the organization, by name."""
     headroom: float = DEFAULT_POLICY.headroom
     checkpoints: str = DEFAULT_POLICY.checkpoints
 
+    @classmethod
+    def of(
+        cls, memory: str, grid: int, headroom: float = 0.0, checkpoints: str = "all", **options: Any
+    ) -> Candidate:
+        return cls(memory, grid, tuple(options.items()), headroom, checkpoints)
+
     @property
-    def options(self) -> dict[str, Any]:
-        """Of the organization."""
-        if self.memory == "D0":
-            return {"attention_share": self.share}
-        return {"tight": self.tight} if self.memory == "S2" else {}
+    def own(self) -> dict[str, Any]:
+        """All options of its organization, defaults included."""
+        return {option.name: option.default for option in self._options()} | dict(self.options)
+
+    @property
+    def weighed(self) -> dict[str, Any]:
+        """Those of them that are searched."""
+        own = self.own
+        return {option.name: own[option.name] for option in self._options() if option.tried}
+
+    def _options(self) -> tuple[Option, ...]:
+        return ORGANIZATIONS[self.memory].options
 
     @property
     def policy(self) -> Policy:
         return Policy(headroom=self.headroom, checkpoints=self.checkpoints)
 
+    def value(self, choice: str) -> Any:
+        """Of a field, or of an option; None where the organization has none of that name."""
+        return getattr(self, choice) if choice in self._fields else self.own.get(choice)
+
     def flags(self, grid: int) -> int:
         """How many of the plugin's defaults it leaves; `grid` is that of its memory."""
         policy = (self.headroom != DEFAULT_POLICY.headroom) + (self.checkpoints != DEFAULT_POLICY.checkpoints)
-        return policy + (self.grid != grid) + (self.share != DEFAULT_ATTENTION_SHARE)
+        own = sum(self.own[option.name] != option.default for option in self._options() if option.tried)
+        return policy + (self.grid != grid) + own
+
+    def report(self) -> dict[str, Any]:
+        """As data, options beside the rest; `of` takes it back."""
+        return {"memory": self.memory, "grid": self.grid, **self.own} | {
+            "headroom": self.headroom,
+            "checkpoints": self.checkpoints,
+        }
 
 
 class Machine(NamedTuple):
@@ -68,15 +84,9 @@ class Machine(NamedTuple):
     eviction: str = DEFAULT_POLICY.eviction
     """`--hybrid-eviction` of every candidate."""
 
-    @property
-    def native(self) -> int:
-        """D0's own grid."""
-        return native_grid(self.model, UNIT_TOKENS, self.chunk)
-
     def default_grid(self, candidate: Candidate) -> int:
         """What a start takes for this memory when nobody names a grid."""
-        tight = {"tight": candidate.tight} if candidate.memory == "S2" else {}
-        return default_grid(candidate.memory, self.model, self.chunk, **tight)
+        return default_grid(candidate.memory, self.model, self.chunk, **candidate.own)
 
     def setting(self, candidate: Candidate) -> Setting:
         """What is simulated."""
@@ -87,7 +97,7 @@ class Machine(NamedTuple):
                 self.model,
                 candidate.grid,
                 self.budget,
-                **candidate.options,
+                **candidate.own,
             ),
             cost=self.cost,
             policy=candidate.policy._replace(eviction=self.eviction),
@@ -105,7 +115,7 @@ class Choice(NamedTuple):
 
 
 def choices(machine: Machine) -> Choice:
-    """All that start on this machine.  What the ledger settles is settled: conv slots."""
+    """All that start on this machine.  What the ledger settles is settled (`Organization.settled`)."""
     found: list[Candidate] = []
     left_out: list[str] = []
     for layout in _layouts(machine):
@@ -120,24 +130,11 @@ def choices(machine: Machine) -> Choice:
 
 
 def _layouts(machine: Machine) -> Iterator[Candidate]:
-    for memory in ("S0", "S1", "S2"):
+    for memory, kind in ORGANIZATIONS.items():
         default = machine.default_grid(Candidate(memory, DEFAULT_GRID))
-        for grid in sorted({*GRIDS, default}):
-            yield Candidate(memory, grid, tight=memory == "S2" and packs_more(machine.model, grid))
-    for grid in sorted({DEFAULT_GRID, machine.native}):
-        for share in SHARES:
-            yield Candidate("D0", grid, share=share)
-
-
-def slots(model: ModelGeometry, grid: int, tight: bool) -> int:
-    """Conv slots of one of S2's slab pages; 0 where it is refused."""
-    page = PageGeometry(model, block_bytes(model, grid))
-    try:
-        return page.slots_per_page(conv_slot_bytes(model, tight=tight))
-    except GeometryError:
-        return 0
-
-
-def packs_more(model: ModelGeometry, grid: int) -> bool:
-    """Whether tight slots put more conv states on a slab page: the same bytes, nothing to lose."""
-    return slots(model, grid, True) > slots(model, grid, False)
+        for grid in sorted({default, *(GRIDS if kind.usual_grid else (DEFAULT_GRID,))}):
+            settled = {name: value for name, (value, _) in kind.settled(machine.model, grid).items()}
+            tried = [option for option in kind.options if option.tried]
+            for values in product(*(option.tried for option in tried)):
+                weighed = {option.name: value for option, value in zip(tried, values, strict=True)}
+                yield Candidate.of(memory, grid, **settled, **weighed)

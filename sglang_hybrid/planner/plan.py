@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_hybrid.geometry import GeometryError, ceil_div
-from sglang_hybrid.ledger import ACCOUNTS, Account, Capacity, Demand
+from sglang_hybrid.ledger import Account, Capacity, Demand
 from sglang_hybrid.planner.candidates import Candidate, Machine, choices
 from sglang_hybrid.planner.race import NOISE, Interval, Race, Run
 from sglang_hybrid.planner.search import SEEDS, Found, neighbours, search
+from sglang_hybrid.pools.factory import ORGANIZATIONS
 from sglang_hybrid.simulator.request import Request
 from sglang_hybrid.simulator.traffic import Traffic
 
@@ -76,7 +77,7 @@ class Plan:
     memories: dict[str, Against]
     """The best of each other memory."""
     against: dict[str, list[Against]]
-    """Other values of grid, share, headroom and checkpoints, everything else equal."""
+    """Other values of grid, searched options, headroom and checkpoints, everything else equal."""
     ledger: list[Line]
     changes: list[Change]
     left_out: list[str]
@@ -154,12 +155,12 @@ def _neighbours(race: Race, best: Candidate, candidates: Sequence[Candidate]) ->
     close = [one for one in around if race.excess(one, best, few).mean < 0]
     race.prepare(close, last)
     return {
-        field: [
+        choice: [
             Against(one, race.excess(one, best, last if one in close else few))
             for one in around
-            if getattr(one, field) != getattr(best, field)
+            if one.value(choice) != best.value(choice)
         ]
-        for field in ("grid", "share", "headroom", "checkpoints")
+        for choice in ("grid", *best.weighed, "headroom", "checkpoints")
     }
 
 
@@ -184,7 +185,7 @@ def _line(machine: Machine, one: Candidate, tokens: int) -> Line:
 
 def account_of(machine: Machine, candidate: Candidate) -> Account:
     """The ledger's account of a candidate."""
-    return ACCOUNTS[candidate.memory](machine.model, candidate.grid, **candidate.options)
+    return ORGANIZATIONS[candidate.memory].prices(machine.model, candidate.grid, **candidate.own)
 
 
 def _changes(

@@ -95,8 +95,8 @@ def _plain(
 
 
 def neighbours(one: Candidate, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates that differ in one choice: memory, whose grid and share may come with it, grid, share,
-    headroom or placement."""
+    """Candidates that differ in one choice: memory, whose grid and options may come with it, grid, an
+    option, headroom or placement."""
     return [other for other in candidates if _differences(one, other) == 1]
 
 
@@ -104,4 +104,5 @@ def _differences(one: Candidate, other: Candidate) -> int:
     policy = (one.headroom != other.headroom) + (one.checkpoints != other.checkpoints)
     if one.memory != other.memory:
         return policy + 1
-    return policy + (one.grid != other.grid) + (one.share != other.share)
+    own = sum(value != other.weighed[name] for name, value in one.weighed.items())
+    return policy + (one.grid != other.grid) + own

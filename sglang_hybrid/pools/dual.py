@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_hybrid.geometry import DEFAULT_ATTENTION_SHARE as DEFAULT_ATTENTION_SHARE
 from sglang_hybrid.geometry import UNIT_TOKENS as UNIT_TOKENS
 from sglang_hybrid.geometry import (
@@ -13,17 +15,45 @@ from sglang_hybrid.geometry import (
     dual_pages,
     dual_shares,
     dual_starts,
+    native_grid,
     whole_rows_bytes,
 )
-from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief, part_of
+from sglang_hybrid.ledger import DualAccount
+from sglang_hybrid.pools.option import Option
+from sglang_hybrid.pools.organization import Checkpoint, Layout, Need, Organization, Relief, counted, part_of
 from sglang_hybrid.pools.pages import PagePool
+
+
+def _one_pool(value: Any) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and 0 < value < 1:
+        return None
+    return f"{value!r} leaves D0 one pool: use a value between 0 and 1, like 0.5."
 
 
 class DualPools(Organization):
     """Two pools sized at start; free space on one side cannot serve the other."""
 
     name = "D0"
+    summary = "two pools split at start"
+    prices = DualAccount
+    options = (
+        Option(
+            "attention_share",
+            DEFAULT_ATTENTION_SHARE,
+            _one_pool,
+            elsewhere="attention and state share one pool",
+            tried=(0.35, 0.5, 0.65),
+            splits=True,
+        ),
+    )
+    fixed_page = UNIT_TOKENS
+    usual_grid = None
     members = 1
+
+    @classmethod
+    def default_grid(cls, model: ModelGeometry, chunk: int, **options: Any) -> int:
+        return native_grid(model, UNIT_TOKENS, chunk)
 
     def __init__(
         self,
@@ -33,9 +63,8 @@ class DualPools(Organization):
         *,
         attention_share: float = DEFAULT_ATTENTION_SHARE,
     ) -> None:
-        super().__init__(model, budget_bytes)
+        super().__init__(model, grid, budget_bytes)
         check_unit_grid(grid)
-        self.grid = grid
         self.unit_tokens = self.slots_per_unit = UNIT_TOKENS
         self.attention_share = attention_share
         self._unit_bytes = block_bytes(model, UNIT_TOKENS)
@@ -109,7 +138,7 @@ class DualPools(Organization):
     def units_reclaimable(self) -> int:
         return self._units.reclaimable
 
-    def _take_checkpoint(self) -> Checkpoint | None:
+    def take_checkpoint(self) -> Checkpoint | None:
         pages = self._states.allocate(1)
         return None if pages is None else Checkpoint(tuple(pages), pages[0], tuple(pages))
 
@@ -122,6 +151,12 @@ class DualPools(Organization):
             "checkpoints_total": self._states.size,
             "checkpoints_free": self._states.free,
         }
+
+    def checkpoint_place(self) -> str:
+        return "1 state page"
+
+    def block_place(self) -> str:
+        return counted(self.units_per_block, "unit")
 
     def layout(self) -> Layout:
         return Layout(

@@ -1,27 +1,31 @@
-"""The organizations by name; a further one is one class and one line here."""
+"""The organizations by name; a further one is one class and one line here, or a call of `register`."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from sglang_hybrid.geometry import (
-    DEFAULT_GRID,
-    GRID_STEP,
-    LARGEST_DEFAULT_GRID,
-    UNIT_TOKENS,
-    GeometryError,
-    ModelGeometry,
-    block_bytes,
-    native_grid,
-)
+from sglang_hybrid.geometry import ModelGeometry
 from sglang_hybrid.pools.dual import DualPools
-from sglang_hybrid.pools.organization import Organization
+from sglang_hybrid.pools.organization import Option, Organization
 from sglang_hybrid.pools.shared import CoarsePages, PackedConv, PagedCheckpoints
 
-ORGANIZATIONS: dict[str, type[CoarsePages | PagedCheckpoints | PackedConv | DualPools]] = {
-    kind.name: kind for kind in (CoarsePages, PagedCheckpoints, PackedConv, DualPools)
-}
+ORGANIZATIONS: dict[str, type[Organization]] = {}
+
+
+def register(kind: type[Organization]) -> type[Organization]:
+    """Make a class known by its name, before SGLang parses arguments; a decorator as well."""
+    ORGANIZATIONS[kind.name] = kind
+    return kind
+
+
+for _kind in (CoarsePages, PagedCheckpoints, PackedConv, DualPools):
+    register(_kind)
+
+
+def own_options() -> dict[str, Option]:
+    """Options that single organizations have, by name."""
+    return {option.name: option for kind in ORGANIZATIONS.values() for option in kind.options}
 
 
 def make_organization(
@@ -38,41 +42,10 @@ def make_organization(
 
 @cache
 def default_grid(name: str, model: ModelGeometry, chunk: int, **options: Any) -> int:
-    """Tokens of a grid step when nobody names them: D0's native grid, else the smallest legal one from
-    `DEFAULT_GRID` up, in steps of `GRID_STEP`; `DEFAULT_GRID` where none is legal, whose refusal says why.
-
-    `chunk`: tokens of a chunk of the model's scan.  `options` as in `make_organization`.
-    """
-    if name == "D0":
-        return native_grid(model, UNIT_TOKENS, chunk)
-    for grid in range(DEFAULT_GRID, LARGEST_DEFAULT_GRID + 1, GRID_STEP):
-        try:
-            smallest_budget(name, model, grid, **options)
-        except GeometryError:
-            continue
-        return grid
-    return DEFAULT_GRID
+    """`Organization.default_grid` of the organization called `name`."""
+    return ORGANIZATIONS[name].default_grid(model, chunk, **options)
 
 
 def smallest_budget(name: str, model: ModelGeometry, grid: int, **options: Any) -> int:
-    """Bytes of the smallest legal budget: the least that serves a hit (`geometry.LEAST_PIECES`).
-
-    Raises `GeometryError` when grid and model do not go together at any budget.
-    """
-    low, high = 0, block_bytes(model, grid) * model.arenas
-
-    def starts(budget: int) -> bool:
-        try:
-            make_organization(name, model, grid, budget, **options)
-        except GeometryError as refusal:
-            if "--hybrid-budget-bytes" not in str(refusal):
-                raise
-            return False
-        return True
-
-    while not starts(high):
-        low, high = high, 2 * high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if starts(middle) else (middle, high)
-    return high
+    """`Organization.smallest_budget` of the organization called `name`."""
+    return ORGANIZATIONS[name].smallest_budget(model, grid, **options)

@@ -1,21 +1,24 @@
 """What every memory organization offers: units of attention KV, checkpoints, and honest capacity.
 
 A *unit* is the smallest piece of attention KV that is handed out: one attention block for S0, S1
-and S2, 16 tokens for D0.  One organization is one class; everything above talks to this interface.
+and S2, 16 tokens for D0.  One organization is one class; everything above talks to this interface,
+and asks it what it would otherwise ask of a name.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from sglang_hybrid.geometry import ModelGeometry
 from sglang_hybrid.pools.checkpoint import Checkpoint, CheckpointOwner
+from sglang_hybrid.pools.description import Description
 from sglang_hybrid.pools.integrity import check_checkpoints
 from sglang_hybrid.pools.layout import Layout
 from sglang_hybrid.pools.leftovers import Leftovers
 from sglang_hybrid.pools.need import EITHER, ONE_CHECKPOINT, Need, Relief, part_of
+from sglang_hybrid.pools.option import Option
 from sglang_hybrid.pools.pages import Entry, IntegrityError, PagePool
 from sglang_hybrid.pools.reclaim import Reclaim
 
@@ -25,11 +28,17 @@ __all__ = [
     "Checkpoint",
     "Layout",
     "Need",
+    "Option",
     "Organization",
     "Relief",
     "Usage",
     "part_of",
 ]
+
+
+def counted(count: int, what: str) -> str:
+    """`1 page`, `2 pages`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 class Usage(NamedTuple):
@@ -46,12 +55,9 @@ class Usage(NamedTuple):
     checkpoints_shared: int
 
 
-class Organization(ABC):
+class Organization(Description):
     """Bookkeeping of one byte budget.  Single threaded; nothing here touches a tensor."""
 
-    name: ClassVar[str]
-    grid: int
-    """Tokens between two boundaries."""
     unit_tokens: int
     """Tokens of a unit; SGLang's page size."""
     slots_per_unit: int
@@ -59,9 +65,8 @@ class Organization(ABC):
     members: int
     """SSM pages of a checkpoint."""
 
-    def __init__(self, model: ModelGeometry, budget_bytes: int) -> None:
-        self.model = model
-        self.budget_bytes = budget_bytes
+    def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int) -> None:
+        super().__init__(model, grid, budget_bytes)
         self.units_allocated = 0
         self.checkpoints_allocated = 0
         self.checkpoints_cached = 0
@@ -130,6 +135,16 @@ class Organization(ABC):
         return 0
 
     @property
+    def line_room(self) -> int:
+        """Conv lines that fit without a further page."""
+        return 0
+
+    @property
+    def slab_occupancy(self) -> float:
+        """Share of the conv slots of all slabs that hold a line; 1.0 where there are no slabs."""
+        return 1.0
+
+    @property
     def units_per_block(self) -> int:
         return self.grid // self.unit_tokens
 
@@ -153,6 +168,9 @@ class Organization(ABC):
     @abstractmethod
     def layout(self) -> Layout:
         """What `pools.arena` allocates for each attention layer."""
+
+    def watch_lines(self, freed: Callable[[int], None]) -> None:
+        """Call `freed` with each conv line that becomes free while its page stays; where there are such."""
 
     # -- units ------------------------------------------------------------------------------
 
@@ -189,7 +207,7 @@ class Organization(ABC):
 
     def allocate_checkpoint(self) -> Checkpoint | None:
         """A checkpoint with one execution reference, every piece or none."""
-        checkpoint = self._take_checkpoint()
+        checkpoint = self.take_checkpoint()
         if checkpoint is not None:
             self.checkpoints_allocated += 1
             if self.state_pool is self.unit_pool:
@@ -197,9 +215,10 @@ class Organization(ABC):
         return checkpoint
 
     @abstractmethod
-    def _take_checkpoint(self) -> Checkpoint | None: ...
+    def take_checkpoint(self) -> Checkpoint | None:
+        """Its pages from the pool and its conv line, or nothing at all; `allocate_checkpoint` counts it."""
 
-    def _dispose(self, checkpoint: Checkpoint) -> None:
+    def dispose(self, checkpoint: Checkpoint) -> None:
         """The checkpoint's pieces are about to become free; give back what is not a page."""
 
     def hold(self, checkpoint: Checkpoint) -> None:
@@ -251,7 +270,7 @@ class Organization(ABC):
 
     def _end(self, checkpoint: Checkpoint) -> None:
         self.checkpoints_allocated -= 1
-        self._dispose(checkpoint)
+        self.dispose(checkpoint)
 
     # -- reclaim ----------------------------------------------------------------------------
 
@@ -279,6 +298,14 @@ class Organization(ABC):
             self.uncache_units(entry.units, entry)  # type: ignore[attr-defined]
 
     # -- reports ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def checkpoint_place(self) -> str:
+        """What a checkpoint takes, in words: `3 pages`."""
+
+    @abstractmethod
+    def block_place(self) -> str:
+        """What a block takes, in words."""
 
     def usage(self) -> Usage:
         counts = [pool.counts for pool in self.pools]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import gcd
+from typing import Any
 
 from sglang_hybrid.geometry import (
+    CONV_SLOTS,
     LEAST_PIECES,
     GeometryError,
     ModelGeometry,
@@ -17,6 +19,8 @@ from sglang_hybrid.geometry import (
     coarse_page_bytes,
     conv_slot_bytes,
 )
+from sglang_hybrid.ledger import CoarseAccount, PackedAccount, PagedAccount
+from sglang_hybrid.pools.option import Option, among
 from sglang_hybrid.pools.organization import (
     EITHER,
     ONE_CHECKPOINT,
@@ -25,6 +29,7 @@ from sglang_hybrid.pools.organization import (
     Need,
     Organization,
     Relief,
+    counted,
     part_of,
 )
 from sglang_hybrid.pools.pages import IntegrityError, PagePool, PageState
@@ -37,8 +42,7 @@ class SharedPool(Organization):
     page_bytes: int
 
     def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int, page_bytes: int) -> None:
-        super().__init__(model, budget_bytes)
-        self.grid = grid
+        super().__init__(model, grid, budget_bytes)
         self.unit_tokens = grid
         self.page_bytes = page_bytes
         self.slots_per_unit = page_bytes // model.kv_row_bytes
@@ -99,9 +103,15 @@ class SharedPool(Organization):
     def units_reclaimable(self) -> int:
         return self._pool.reclaimable
 
+    def checkpoint_place(self) -> str:
+        return counted(self.unit_equivalent(1), "page")
+
+    def block_place(self) -> str:
+        return counted(self.units_per_block, "page")
+
     def layout(self) -> Layout:
         pages = self._pool.size + 1
-        lines, line_bytes, line_offset = self._lines(pages)
+        lines, line_bytes, line_offset = self.conv_lines(pages)
         return Layout(
             kv_pages=pages,
             kv_page_bytes=self.page_bytes,
@@ -115,7 +125,7 @@ class SharedPool(Organization):
         )
 
     @abstractmethod
-    def _lines(self, pages: int) -> tuple[int, int, int]:
+    def conv_lines(self, pages: int) -> tuple[int, int, int]:
         """(number of conv lines, bytes between two, offset of the first) in an arena."""
 
 
@@ -127,6 +137,10 @@ class CoarsePages(SharedPool):
     """S0: every object takes one page of checkpoint size, rounded up to whole KV rows."""
 
     name = "S0"
+    summary = "a page holds a whole checkpoint of a layer"
+    prices = CoarseAccount
+    dense_slots = False
+    """A page holds more rows than the block on it."""
     members = 1
 
     def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int) -> None:
@@ -135,11 +149,11 @@ class CoarsePages(SharedPool):
     def unit_equivalent(self, checkpoints: int) -> int:
         return checkpoints
 
-    def _take_checkpoint(self) -> Checkpoint | None:
+    def take_checkpoint(self) -> Checkpoint | None:
         pages = self._pool.allocate(1)
         return None if pages is None else Checkpoint(tuple(pages), pages[0], tuple(pages))
 
-    def _lines(self, pages: int) -> tuple[int, int, int]:
+    def conv_lines(self, pages: int) -> tuple[int, int, int]:
         return pages, self.page_bytes, self.model.stripes * self.model.ssm_bytes
 
 
@@ -147,6 +161,8 @@ class PagedCheckpoints(SharedPool):
     """S1: paging inside the checkpoint, with one dedicated conv page."""
 
     name = "S1"
+    summary = "a page is one attention block, a checkpoint takes several"
+    prices = PagedAccount
 
     def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int) -> None:
         page_bytes = block_bytes(model, grid)
@@ -157,14 +173,14 @@ class PagedCheckpoints(SharedPool):
     def unit_equivalent(self, checkpoints: int) -> int:
         return checkpoints * (self.members + self.conv_pages)
 
-    def _take_checkpoint(self) -> Checkpoint | None:
+    def take_checkpoint(self) -> Checkpoint | None:
         pages = self._pool.allocate(self.members + self.conv_pages)
         if pages is None:
             return None
         line = pages[-1] if self.conv_pages else NO_LINE
         return Checkpoint(tuple(pages[: self.members]), line, tuple(pages))
 
-    def _lines(self, pages: int) -> tuple[int, int, int]:
+    def conv_lines(self, pages: int) -> tuple[int, int, int]:
         return pages, self.page_bytes, 0
 
 
@@ -172,11 +188,34 @@ class PackedConv(SharedPool):
     """S2: as S1, but conv lines share slab pages (`pools.slabs`), of which `tight` slots waste less."""
 
     name = "S2"
+    summary = "like S1, with conv states packed in slabs"
+    prices = PackedAccount
+    options = (Option("conv_slots", CONV_SLOTS[0], among(CONV_SLOTS), elsewhere="only S2 packs conv states"),)
 
-    def __init__(self, model: ModelGeometry, grid: int, budget_bytes: int, *, tight: bool = False) -> None:
+    @classmethod
+    def settled(cls, model: ModelGeometry, grid: int) -> dict[str, tuple[Any, str]]:
+        """Tight slots where more of them go on a page: the same bytes, nothing to lose."""
+        page = PageGeometry(model, block_bytes(model, grid))
+
+        def count(slots: str) -> int:
+            try:
+                return page.slots_per_page(conv_slot_bytes(model, slots))
+            except GeometryError:
+                return 0
+
+        whole, tight = map(count, CONV_SLOTS)
+        why = (
+            f"a slab page takes {tight} conv lines of {model.conv_line_bytes / 1024:g} KiB in tight slots "
+            f"and {whole} in slots of a power of two (ledger)"
+        )
+        return {"conv_slots": (CONV_SLOTS[tight > whole], why)}
+
+    def __init__(
+        self, model: ModelGeometry, grid: int, budget_bytes: int, *, conv_slots: str = CONV_SLOTS[0]
+    ) -> None:
         page_bytes = block_bytes(model, grid)
         pages = PageGeometry(model, page_bytes)
-        self.slot_bytes = conv_slot_bytes(model, tight=tight)
+        self.slot_bytes = conv_slot_bytes(model, conv_slots)
         self._line_bytes = gcd(self.slot_bytes, page_bytes)
         self.slabs = SlabLines(
             pages.slots_per_page(self.slot_bytes),
@@ -197,6 +236,21 @@ class PackedConv(SharedPool):
     @property
     def idle_slab_bytes(self) -> int:
         return self.slabs.slabs * self.page_bytes - self.slabs.lines * self.slot_bytes
+
+    @property
+    def line_room(self) -> int:
+        return self.slabs.room
+
+    @property
+    def slab_occupancy(self) -> float:
+        return self.slabs.occupancy()
+
+    def watch_lines(self, freed: Callable[[int], None]) -> None:
+        self.slabs.on_line_free = freed
+
+    def checkpoint_place(self) -> str:
+        slots = self.slabs.slots_per_page
+        return f"{counted(self.members, 'page')} and one of the {slots} conv slots of another"
 
     def fits(self, need: Need) -> bool:
         units, checkpoints = need
@@ -237,7 +291,7 @@ class PackedConv(SharedPool):
     def _entries(self, page: int) -> Iterator[Checkpoint]:
         return (entry for entry in self._pool.dependents(page) if isinstance(entry, Checkpoint))
 
-    def _take_checkpoint(self) -> Checkpoint | None:
+    def take_checkpoint(self) -> Checkpoint | None:
         if not self.fits(ONE_CHECKPOINT):
             return None
         line = self.slabs.take(self._pool.reclaims)
@@ -253,7 +307,7 @@ class PackedConv(SharedPool):
         assert members is not None
         return Checkpoint(tuple(members), line, (*members, slab))
 
-    def _dispose(self, checkpoint: Checkpoint) -> None:
+    def dispose(self, checkpoint: Checkpoint) -> None:
         self.slabs.give_back(checkpoint.line)
 
     def details(self) -> dict[str, int | float]:
@@ -262,10 +316,10 @@ class PackedConv(SharedPool):
             "slot_bytes": self.slot_bytes,
             "slots_per_page": self.slabs.slots_per_page,
             "slabs": self.slabs.slabs,
-            "slab_occupancy": self.slabs.occupancy(),
+            "slab_occupancy": self.slab_occupancy,
         }
 
-    def _lines(self, pages: int) -> tuple[int, int, int]:
+    def conv_lines(self, pages: int) -> tuple[int, int, int]:
         # The last line ends with the last slot, not with the last unit.
         return pages * self.slabs.page_units - self.slabs.slot_units + 1, self._line_bytes, 0
 

@@ -189,7 +189,7 @@ def a_conv_line_is_given_back_while_it_is_cached() -> AbstractContextManager[obj
     def release_line(self: Organization, checkpoint: Checkpoint) -> None:
         release(self, checkpoint)
         if not checkpoint.references and checkpoint.owner is not None:
-            self._dispose(checkpoint)
+            self.dispose(checkpoint)
 
     return patch.object(Organization, "release", release_line)
 

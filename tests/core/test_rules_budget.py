@@ -174,9 +174,9 @@ def test_geometry_of_falcon_h1_7b() -> None:
     pages = PageGeometry(FALCON_7B, block_bytes(FALCON_7B, 512))
     assert (pages.page_bytes, pages.members) == (512 * KIB, 3)
     assert FALCON_7B.checkpoint_bytes == 1_594_368 == 1557 * KIB
-    assert conv_slot_bytes(FALCON_7B) == 32 * KIB and conv_slot_bytes(FALCON_7B, tight=True) == 21 * KIB
+    assert conv_slot_bytes(FALCON_7B) == 32 * KIB and conv_slot_bytes(FALCON_7B, "tight") == 21 * KIB
     assert PackedConv(FALCON_7B, 512, BIG).slabs.slots_per_page == 16
-    assert PackedConv(FALCON_7B, 512, BIG, tight=True).slabs.slots_per_page == 24
+    assert PackedConv(FALCON_7B, 512, BIG, conv_slots="tight").slabs.slots_per_page == 24
     assert CoarsePages(FALCON_7B, 512, BIG).slots_per_unit == 1557
     assert native_grid(FALCON_7B, 16, 256) == 1792
 
@@ -216,21 +216,21 @@ def test_packing_is_refused_when_a_slot_is_more_than_a_quarter_of_a_page() -> No
 
 
 @pytest.mark.parametrize(
-    ("model", "grid", "tight", "slots"),
+    ("model", "grid", "kind", "slots"),
     [
-        (FALCON_7B, 512, False, 16),
-        (FALCON_7B, 512, True, 24),
-        (FALCON_7B, 500, False, 15),
-        (FALCON_7B, 500, True, 23),
-        (replace(SMALL, conv_bytes=12), 9, False, 4),
+        (FALCON_7B, 512, "pow2", 16),
+        (FALCON_7B, 512, "tight", 24),
+        (FALCON_7B, 500, "pow2", 15),
+        (FALCON_7B, 500, "tight", 23),
+        (replace(SMALL, conv_bytes=12), 9, "pow2", 4),
     ],
 )
 def test_every_line_lies_in_a_slot_of_its_own_page(
-    model: ModelGeometry, grid: int, tight: bool, slots: int
+    model: ModelGeometry, grid: int, kind: str, slots: int
 ) -> None:
     """Where a slot does not divide its page as well."""
     page = block_bytes(model, grid)
-    pool = PackedConv(model, grid, 300 * page * model.arenas, tight=tight)
+    pool = PackedConv(model, grid, 300 * page * model.arenas, conv_slots=kind)
     layout, taken = pool.layout(), []
     while (checkpoint := pool.allocate_checkpoint()) is not None:
         taken.append(checkpoint)
