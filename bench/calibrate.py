@@ -130,7 +130,7 @@ def _along(
 ) -> Constants:
     """From value to next value, as long as the error falls."""
     for value in values[values.index(getattr(best, name)) + 1 :]:
-        tried = replace(best, **{name: value})
+        tried = replace(best, **{name: value})  # type: ignore[arg-type]
         if of(tried) >= of(best):
             break
         best = tried

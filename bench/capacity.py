@@ -127,12 +127,12 @@ def measure(requests: Sequence[Request], pages: int, budgets: Sequence[int], ste
         field = "adopted_tokens" if running == 1 else f"adopted_tokens_{running}_running"
         answer[field] = {}
         for budget in budgets:
-            served = {
+            tokens = {
                 order: serve("S2", budget, order, running, requests, progress)["adopted_tokens"]
                 for order in ORDERS
             }
-            ratio = round(served["ours"] / max(served["lru"], 1), 4)
-            answer[field][str(budget)] = {**served, "ratio": ratio}
+            ratio = round(tokens["ours"] / max(tokens["lru"], 1), 4)
+            answer[field][str(budget)] = {**tokens, "ratio": ratio}
     progress.close()
     return answer
 

@@ -108,7 +108,7 @@ def compare(model: Path, clients: Storm, seed: int) -> tuple[int, list[str]]:
     different = []
     with BenchServer([*args, "--chunked-prefill-size", str(CONTEXT), *_common(model)], ENV_COLD) as server:
         for answer in chosen:
-            body = {
+            body: Any = {
                 "input_ids": list(answer.prompt),
                 "sampling_params": {
                     "temperature": 0,

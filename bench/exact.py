@@ -6,7 +6,7 @@ once as the CPU platform serves them, once in exact mode.
 
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -77,8 +77,8 @@ class Batch:
             if self.tokens > 1:
                 rows = queries.new_zeros(self.before + self.tokens, *queries.shape[1:])
                 rows[self.before :] = queries
-            heads = (t.transpose(0, 1)[None] for t in (rows, k, v))
-            whole = F.scaled_dot_product_attention(*heads, is_causal=self.tokens > 1, enable_gqa=True)
+            rows, k, v = (t.transpose(0, 1)[None] for t in (rows, k, v))
+            whole = F.scaled_dot_product_attention(rows, k, v, is_causal=self.tokens > 1, enable_gqa=True)
             outs.append(whole[0].transpose(0, 1)[-self.tokens :])
         return F.linear(torch.cat(outs).flatten(1), self.o)
 
@@ -98,7 +98,9 @@ class Batch:
             y, _ = ssd_scan(*self.split(mixed, dt), self.plan, dt_softplus=True, initial_states=self.states)
         return F.linear(norm(y.flatten(1) * F.silu(gate)), self.out)
 
-    def split(self, mixed: torch.Tensor, dt: torch.Tensor) -> tuple[Any, ...]:
+    def split(
+        self, mixed: torch.Tensor, dt: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """x, dt, A, B and C of the recurrence."""
         shape = self.shape
         grouped = shape.ssm_groups * shape.ssm_state
@@ -129,9 +131,9 @@ def main() -> None:
     for name, *sizes in SHAPES:
         with torch.inference_mode():
             batch = Batch(*sizes)
-            plain = milliseconds(lambda batch=batch: batch.forward(False))
+            plain = milliseconds(partial(batch.forward, False))
             exact_ops.install()
-            exact = milliseconds(lambda batch=batch: batch.forward(True))
+            exact = milliseconds(partial(batch.forward, True))
             exact_ops.remove()
         print(f"| {name} | {plain:.1f} | {exact:.1f} | {exact / plain:.1f} |")
 

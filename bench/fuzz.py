@@ -264,7 +264,8 @@ class Fuzz:
                 return
             if number % 2:
                 name = next(names)
-                self.one(*next(breaking[name]), name)
+                route, body = next(breaking[name])
+                self.one(route, body, name)
             else:
                 self.one(*next(any_body))
 
@@ -293,7 +294,7 @@ class Fuzz:
     def alive(self, patience: float = 15.0) -> bool:
         """Whether the server answers a short request; a launcher takes a moment to notice its end."""
         end = time.monotonic() + patience
-        body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 1}}
+        body: Any = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 1}}
         while time.monotonic() < end:
             try:
                 return requests.post(f"{self.url}/generate", json=body, timeout=TIMEOUT).status_code == 200

@@ -16,7 +16,7 @@ LARGEST_TOP_K = 1 << 30
 MOST_SAMPLES = 1 << 14
 TEXT_ONLY = ("image_data", "video_data", "audio_data")
 BEYOND = (2**63, -(2**63) - 1, 2**70)
-NO_NUMBER = ("x", [], {}, True, float("inf"), float("nan"), 1e300)
+NO_NUMBER: tuple[Any, ...] = ("x", [], {}, True, float("inf"), float("nan"), 1e300)
 BELOW = (-1, -5, -(2**31), -(2**63))
 ABOVE = (VOCABULARY, VOCABULARY + 1, 2**31, 2**63 - 1)
 

@@ -65,7 +65,7 @@ def median_us(run: Callable[[int], object], sets: int) -> float:
             run(index)
     times = []
     for _ in range(REPLAYS + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         flush.zero_()
         begin.record()
         graph.replay()

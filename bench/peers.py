@@ -195,9 +195,11 @@ def measure(
     progress = tqdm(total=len(concurrency) * len(budgets) * len(POLICIES), disable=None)
     behind: list[dict[str, Any]] = []
     for running in concurrency:
-        rows = answer["running"][str(running)] = {}
+        rows: dict[str, Any] = {}
+        answer["running"][str(running)] = rows
         for pages in budgets:
-            row = rows[str(pages)] = {}
+            row: dict[str, Any] = {}
+            rows[str(pages)] = row
             for name, serve in POLICIES.items():
                 progress.set_description(f"{running} running, {pages} pages, {name}")
                 found = serve(pages, running, requests)

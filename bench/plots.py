@@ -22,15 +22,15 @@ from bench.effects import BUDGETS, HEADROOMS, Runs, at, retained, under_load
 from bench.statistics import t_interval
 
 WORKLOAD = "8 shared contexts, 3,332 input tokens on average, 3 req/s; Falcon-H1-7B, A100-40GB"
-LINES = {
+LINES: dict[str, dict[str, Any]] = {
     "S2": {"color": "#0b3d91", "marker": "o", "linestyle": "-"},
     "D0": {"color": "#b33000", "marker": "s", "linestyle": "--"},
 }
-BARS: tuple[dict[str, str], ...] = (
+BARS: tuple[dict[str, Any], ...] = (
     {"color": "#dbe4f0", "edgecolor": "#0b3d91", "hatch": ""},
     {"color": "#5b7fb5", "edgecolor": "#0b3d91", "hatch": "//"},
 )
-PUBLISHED = {"color": "#b33000", "marker": "D", "linestyle": "none", "markersize": 7}
+PUBLISHED: dict[str, Any] = {"color": "#b33000", "marker": "D", "linestyle": "none", "markersize": 7}
 PUBLISHED_THROUGHPUT = {"SHARE": (513.70, 592.07), "ISOLATE": (371.42, 374.52)}
 
 

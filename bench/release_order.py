@@ -30,7 +30,7 @@ class Queue(Generic[Item]):
     """Items by the time of their release; one that has moved on or cannot go is left out where it is met."""
 
     def __init__(self, can_go: Callable[[Item], bool]) -> None:
-        self._can_go = can_go
+        self._can_go: Callable[[Item], bool] = can_go
         self._heap: list[tuple[int, int, Item]] = []
         self._filed: dict[Item, int] = {}
         self._sequence = 0

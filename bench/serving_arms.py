@@ -26,7 +26,7 @@ track interval), the grid of 512, D0's of 1792.  A checkpoint is three pages and
 DEMO_CHUNK = 256 // SCALE
 DEMO_GRID = 512 // SCALE
 DEMO_CONTEXT = 8192 // SCALE
-DEMO_SHAPE = {"kv_heads": 1, "head_dim": 64, "ssm_heads": 12}
+DEMO_SHAPE: dict[str, Any] = {"kv_heads": 1, "head_dim": 64, "ssm_heads": 12}
 DEMO_FLAGS = ["--dtype", "float32", "--context-length", str(DEMO_CONTEXT), "--mem-fraction-static", "0.9"]
 """Pools are given in bytes; a smaller fraction of what is free would count what the other servers take."""
 DEMO_STOCK_FLAGS = ["--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", str(DEMO_CHUNK)]

@@ -71,7 +71,7 @@ def _dataset(made: Sequence[Any]) -> Iterator[None]:
     from sglang.benchmark.datasets import DATASET_MAPPING
     from sglang.benchmark.datasets.common import BaseDataset
 
-    class Rows(BaseDataset):  # type: ignore[misc]
+    class Rows(BaseDataset):
         @classmethod
         def from_args(cls, args: Namespace) -> Rows:
             return cls()

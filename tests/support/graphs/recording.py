@@ -88,7 +88,7 @@ class Outside(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Outside:
-        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        storage = StorageWeakRef(tensor.untyped_storage())
         return cls(storage, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def tensor(self) -> torch.Tensor:
@@ -218,7 +218,7 @@ class Recording:
             self.steps.append(Operation(function, kept_args, kept_kwargs, tuple(made)))
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Operations(TorchDispatchMode):
     """Refuses or records every operation."""
 
     def __init__(self, graph: Recording) -> None:

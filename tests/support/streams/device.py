@@ -242,7 +242,7 @@ class Device:
         return host
 
 
-class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Factories(TorchDispatchMode):
     """Sends to the device what makes a tensor there out of none of its tensors."""
 
     def __init__(self, device: Device) -> None:
