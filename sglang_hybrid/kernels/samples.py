@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sglang_hybrid.geometry import ModelGeometry
+from sglang_hybrid.geometry import ModelGeometry, ceil_div, whole_rows_bytes
 from sglang_hybrid.kernels.checkpoint_io import ArenaTable, CheckpointSpans
 from sglang_hybrid.kernels.delta_rule import DeltaInputs
 from sglang_hybrid.kernels.launch import Launch
@@ -26,8 +26,8 @@ from sglang_hybrid.kernels.triton_paged_scan import plan_paged_scan
 from sglang_hybrid.kernels.triton_row_fill import plan_fill
 from sglang_hybrid.kernels.triton_state_update import plan_state_update
 from sglang_hybrid.pools.arena import Arenas, StateShape
-from sglang_hybrid.pools.factory import make_organization, smallest_budget
-from sglang_hybrid.pools.organization import Need, Organization
+from sglang_hybrid.pools.factory import ORGANIZATIONS, make_organization
+from sglang_hybrid.pools.organization import Organization
 
 BF16, FP32 = torch.bfloat16, torch.float32
 BATCH = 1
@@ -122,11 +122,13 @@ def make_cell(
     )  # fmt: skip
     layers = tuple(range(arenas)), tuple(range(arenas * mixer.stripes))
     model: ModelGeometry = shape.geometry(*layers)
-    budget = smallest_budget(memory, model, grid)
-    organization = make_organization(memory, model, grid, budget)
-    while not organization.capacity_fits(Need(units=2, checkpoints=2 * batch)):
-        budget += budget // 8
-        organization = make_organization(memory, model, grid, budget)
+    # What the checkpoints and four more take, and as much again for attention where there are two pools.
+    block, kind = grid * model.kv_row_bytes, ORGANIZATIONS[memory]
+    split = any(option.splits for option in kind.options)
+    piece = block * (ceil_div(model.checkpoint_bytes, block) + 1)
+    if split or not kind.dense_slots:
+        piece = max(block, whole_rows_bytes(model, model.checkpoint_bytes)) * (1 + split)
+    organization = make_organization(memory, model, grid, arenas * piece * (2 * batch + 4))
     taken = [organization.allocate_checkpoint() for _ in range(2 * batch)]
     pages = torch.tensor([c.members for c in taken if c], dtype=torch.int32, device=device)
     lines = torch.tensor([c.line for c in taken if c], dtype=torch.int32, device=device)
