@@ -129,9 +129,13 @@ def test_ledger_planner_and_rules_know_it(capsys: pytest.CaptureFixture[str]) ->
     assert organization_class("S3") is ConvInTail
 
 
-def test_nobody_asks_for_an_organization_by_name() -> None:
-    """Outside of the classes themselves."""
+BY_NAME = r'([=!]= |\b(if|and|or) [\w.]+ in \()"(S0|S1|S2|D0)"'
+CLASSES = ("SharedPool", *(kind.__name__ for kind in ORGANIZATIONS.values()))
+BY_CLASS = rf"isinstance\([^)]*\b({'|'.join(CLASSES)})\b"
+
+
+def test_nobody_asks_for_an_organization_by_name_or_class() -> None:
     package = Path(bench.__file__).parents[1] / "sglang_hybrid"
     for path in package.rglob("*.py"):
-        asked = re.search(r'([=!]= |\b(if|and|or) [\w.]+ in \()"(S0|S1|S2|D0)"', path.read_text())
+        asked = re.search(f"{BY_NAME}|{BY_CLASS}", path.read_text())
         assert asked is None, f"{path.name} asks {asked and asked[0]}"

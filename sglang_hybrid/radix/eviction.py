@@ -261,7 +261,7 @@ def is_free_leaf(node: Node) -> bool:
 def is_idle_leaf(checkpoint: Checkpoint) -> bool:
     """It may go together with its block."""
     node = checkpoint.owner
-    return is_idle(checkpoint) and isinstance(node, Node) and not node.has_children and not node.locks
+    return is_idle(checkpoint) and isinstance(node, Node) and is_free_leaf(node)
 
 
 def _has_idle_state(node: Node) -> bool:
